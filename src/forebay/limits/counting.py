@@ -3,9 +3,9 @@
 The library passes a key, and in some calls a limit and a period in seconds. Limiters are made for these, never for
 single keys. Their names in the store:
 
-* ``limits fixed-window 60``: one for each period. The library itself compares the count with the limit, and passes the
-  limit only in the key. Limits of more than `LEAST_DIGITS` digits have another one that counts further, and whose
-  windows may begin further before a key's first request: ``limits fixed-window 60 8`` for those of 8 digits.
+* ``limits fixed-window 60 4``: one for each period and number of digits. The library itself compares the count with the
+  limit, and passes the limit only in the key. The more digits, the further a window may begin before a key's first
+  request. Limits of fewer than `LEAST_DIGITS` digits share one.
 * ``limits sliding-window 60``: one for each period, as some calls come without the limit; a charge passes it along.
   A limit above `most_exact` has one of its own, ``limits sliding-window 60 1000000``.
 * ``limits moving-window 60 10``: a sliding log for each period and limit.
@@ -55,16 +55,20 @@ _log: Final = logging.getLogger("forebay.limits")
 READS: Final = 100
 STEADY_NS: Final = 2_000
 
-LEAST_DIGITS: Final = 6
+LEAST_DIGITS: Final = 4
+USUAL_DIGITS: Final = 6
 MOST_DIGITS: Final = 12
 
 
 def digits_of(key: str) -> int:
-    """How many digits the limit of a fixed window has, by the end of the library's key, such as ``/100/1/minute``."""
+    """How many digits the limit of a fixed window has, by the end of the library's key, such as ``/100/1/minute``.
+
+    For any other key, `USUAL_DIGITS`.
+    """
     parts = key.rsplit("/", 3)
-    if len(parts) < 4 or len(parts[1]) <= LEAST_DIGITS or not parts[1].isdecimal():
-        return LEAST_DIGITS
-    return min(len(parts[1]), MOST_DIGITS)
+    if len(parts) < 4 or not parts[1].isdecimal():
+        return USUAL_DIGITS
+    return min(max(len(parts[1]), LEAST_DIGITS), MOST_DIGITS)
 
 
 def most_counted(digits: int, period_ns: int) -> int:
@@ -193,7 +197,7 @@ class Counting:
         return None
 
     def _fixed_window(self, expiry: float, digits: int) -> FixedWindow:
-        name = f"limits fixed-window {_text(expiry)}" + (f" {digits}" if digits > LEAST_DIGITS else "")
+        name = f"limits fixed-window {_text(expiry)} {digits}"
         most = most_counted(digits, Rate(1, expiry).period_ns)
         window = FixedWindow(self.store, name, Rate(most, expiry), align="first")
         return self._fixed_windows.setdefault((expiry, digits), window)
@@ -331,7 +335,7 @@ class Counting:
         exact = self._exact_sliding_window(expiry)
         yield exact
         self._learn()
-        for (period, _), (window, _) in tuple(self._sliding_windows.items()):
+        for (period, _), (window, _) in self._sliding_windows.copy().items():
             if period == expiry and window is not exact:
                 yield window
 

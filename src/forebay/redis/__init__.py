@@ -9,6 +9,7 @@ with Needs("redis", __name__):
     import redis  # noqa: F401
 
 from forebay.redis.concurrency import AsyncRedisLease, RedisLease
+from forebay.redis.leased.all_of import AsyncLeasedAllOf, LeasedAllOf
 from forebay.redis.leased.store import AsyncLeasedLimiter, AsyncLeasedStore, LeasedLimiter, LeasedStore
 from forebay.redis.limiter import AsyncRedisReservation, RedisReservation
 from forebay.redis.public_limiters import (
@@ -25,6 +26,7 @@ from forebay.redis.synced.store import SyncedStore, SyncStatus
 from forebay.redis.transport.breaker import RedisStatus
 
 __all__ = [
+    "AsyncLeasedAllOf",
     "AsyncLeasedLimiter",
     "AsyncLeasedStore",
     "AsyncRedisAllOf",
@@ -34,6 +36,7 @@ __all__ = [
     "AsyncRedisLimiter",
     "AsyncRedisReservation",
     "AsyncRedisStore",
+    "LeasedAllOf",
     "LeasedLimiter",
     "LeasedStore",
     "RedisAllOf",

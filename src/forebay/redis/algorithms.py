@@ -362,8 +362,6 @@ class FixedWindow(Window):
 
     def __init__(self, rate: str | Rate, align: str) -> None:
         super().__init__(rate)
-        if align not in ("clock", "first", "stagger"):
-            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {short_repr(align)}")
         self.align = align
         self.phase_us = -1 if align == "first" else 0
         self.suffix = f"window-{digest(align, self.period_us)}".encode()

@@ -23,11 +23,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from redis.crc import key_slot
 
 from forebay import holding
-from forebay.core.all_of import ambiguous_key
-from forebay.core.arguments import costs_of, keys_of
-from forebay.core.decision import Decision, _decision
+from forebay.core.all_of import ambiguous_key, binding
+from forebay.core.arguments import cost_of, costs_of, keys_of, ttl_without_id
+from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, InvalidCost, InvalidKey, LimitExceeded
+from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded
 from forebay.rate import Duration
 from forebay.redis.algorithms import Charge, Seen, delay_us
 from forebay.redis.commands import (
@@ -38,6 +38,8 @@ from forebay.redis.commands import (
     CommandFlow,
     LimiterCommands,
     encode_args,
+    forget,
+    remember,
 )
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
 from forebay.redis.limiter import BaseLimiter, BaseReservable
@@ -45,7 +47,17 @@ from forebay.redis.operations import Pending, operation
 from forebay.redis.scripts import script
 from forebay.redis.transport.deadline import Patience
 
-__all__ = ["Admitted", "AllOfCommands", "BaseAllOf", "Costs", "Keys", "listed"]
+__all__ = [
+    "Admitted",
+    "AllOfCommands",
+    "BaseAllOf",
+    "Costs",
+    "Keys",
+    "checked_lists",
+    "each",
+    "exceeded_by",
+    "listed",
+]
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -82,15 +94,7 @@ class AllOfCommands:
 
     def _each(self, key: Keys, cost: Costs) -> list[tuple[LimiterCommands, Key, int]]:
         """The limiters with their own keys and costs."""
-        count = len(self._limiters)
-        keys, costs = listed(key, cost, count)
-        if len(keys) != count:
-            raise InvalidKey(f"{count} limiters need one key for all or {count} keys, not {len(keys)}")
-        if isinstance(key, tuple) and count > 1 and len(key) == count:
-            raise ambiguous_key(key, count)
-        if len(costs) != count:
-            raise InvalidCost(f"{count} limiters need one cost for all or {count} costs, not {len(costs)}")
-        return list(zip(self._limiters, keys, costs, strict=True))
+        return list(zip(self._limiters, *checked_lists(key, cost, len(self._limiters)), strict=True))
 
     def parts(self, key: Keys, cost: Costs) -> list[Part]:
         return [
@@ -124,7 +128,8 @@ class AllOfCommands:
             allowed, at, seen = reply[0] != 0, 2, []
             for limiter, _, _ in parts:
                 end = at + 1 + limiter.algorithm.number_count
-                seen.append(Seen(reply[at] != 0, reply[1], reply[at + 1 : end]))
+                # A request that was charged before is allowed even if no permits remain.
+                seen.append(Seen(reply[at] != 0 or reply[0] == 2, reply[1], reply[at + 1 : end]))
                 at = end
             if allowed and what is HIT:
                 for (limiter, key, charge), its_seen in zip(parts, seen, strict=True):
@@ -194,8 +199,29 @@ class AllOfCommands:
     def hit_each(self, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
         return self._decide(HIT, key, cost)
 
-    def hit(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
-        return binding((yield from self._decide(HIT, key, cost)))
+    def hit(
+        self, key: Keys, cost: Costs, request_id: Key | None = None, request_ttl: Duration | None = None
+    ) -> CommandFlow[Decision]:
+        if request_id is None and request_ttl is not None:
+            raise ttl_without_id(request_ttl)
+        if request_id is None:
+            return binding((yield from self._decide(HIT, key, cost)))
+        parts = self._of_one_request(self.parts(key, cost))
+        command = self._judging(HIT, parts)
+        if any(part.charge.cost for part in parts):
+            remember(command, [part.charge for part in parts], request_id, request_ttl)
+        return binding(decisions((yield command)))
+
+    def _of_one_request(self, parts: list[Part]) -> list[Part]:
+        """The parts, if one script can charge them and remember the request. Raises ``InvalidLimiter``."""
+        for part in parts:
+            part.limiter.check_request_ids()
+        if len(self._groups(parts)) > 1:
+            raise InvalidLimiter(
+                f"the keys of this request to {' and '.join(map(repr, self._limiters))} are in several slots of the "
+                "cluster, so no script can charge them all and remember its request_id: use one key for all"
+            )
+        return parts
 
     def peek(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
         return binding((yield from self._decide(PEEK, key, cost)))
@@ -236,12 +262,20 @@ class AllOfCommands:
             if isinstance(part.limiter, ConcurrencyCommands):
                 yield from part.limiter.cancel(part.key, part.charge, its)
 
-    def refund(self, key: Keys, cost: Costs) -> CommandFlow[None]:
+    def refund(self, key: Keys, cost: Costs, request_id: Key | None = None) -> CommandFlow[None]:
         # All arguments are checked before anything is given back.
         parts = [
             Part(limiter, limiter.key(its_key), limiter.refund_charge(its_key, its_cost))
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
+        if request_id is not None:
+            command = self._command_of(b"refund", self._of_one_request(parts))
+            forget(command, [part.charge for part in parts], request_id)
+            each_cost = [cost_of(its_cost) for _, _, its_cost in self._each(key, cost)]
+            # No request can have been charged more than a limit.
+            if all(part.charge.cost == its_cost for part, its_cost in zip(parts, each_cost, strict=True)):
+                yield command
+            return
         counted = [part for part in parts if not isinstance(part.limiter, ConcurrencyCommands)]
         flows = [self._run_once(b"refund", group) for group in self._groups(counted) if group]
         for limiter, its_key, its_cost in self._each(key, cost):
@@ -292,9 +326,19 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         return self._executor.run(commands.allow(commands.parts(key, 1)), lambda: commands.fallback.allow(key))
 
     @operation
-    def hit(self, key: Keys, cost: Costs = 1) -> Pending[Decision]:
+    def hit(
+        self,
+        key: Keys,
+        cost: Costs = 1,
+        *,
+        request_id: Key | None = None,
+        request_ttl: Duration | None = None,
+    ) -> Pending[Decision]:
         commands = self._commands
-        return self._executor.run(commands.hit(key, cost), lambda: commands.fallback.hit(key, cost))
+        more = {} if request_id is None else {"request_id": request_id, "request_ttl": request_ttl}
+        return self._executor.run(
+            commands.hit(key, cost, request_id, request_ttl), lambda: commands.fallback.hit(key, cost, **more)
+        )
 
     @operation
     def hit_each(self, key: Keys, cost: Costs = 1) -> Pending[list[Decision]]:
@@ -324,10 +368,11 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
             self._executor.permits_came_back(limiter, its_key)
 
     @operation
-    def refund(self, key: Keys, cost: Costs = 1) -> Pending[None]:
+    def refund(self, key: Keys, cost: Costs = 1, *, request_id: Key | None = None) -> Pending[None]:
         commands = self._commands
-        flow = self._giving_back(key, commands.refund(key, cost))
-        return self._executor.run_to_end(flow, lambda: commands.fallback.refund(key, cost))
+        flow = self._giving_back(key, commands.refund(key, cost, request_id))
+        more = {} if request_id is None else {"request_id": request_id}
+        return self._executor.run_to_end(flow, lambda: commands.fallback.refund(key, cost, **more))
 
     @operation
     def reset(self, key: Keys) -> Pending[None]:
@@ -404,6 +449,18 @@ def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:
     return key if isinstance(key, list) else [key] * count, cost if isinstance(cost, list) else [cost] * count
 
 
+def checked_lists(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:
+    """As ``listed``. Raises ``InvalidKey`` and ``InvalidCost`` for a wrong number of them."""
+    keys, costs = listed(key, cost, count)
+    if len(keys) != count:
+        raise InvalidKey(f"{count} limiters need one key for all or {count} keys, not {len(keys)}")
+    if isinstance(key, tuple) and count > 1 and len(key) == count:
+        raise ambiguous_key(key, count)
+    if len(costs) != count:
+        raise InvalidCost(f"{count} limiters need one cost for all or {count} costs, not {len(costs)}")
+    return keys, costs
+
+
 def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:
     arguments: list[Any] = [what, b"0"]
     for limiter, _, charge in parts:
@@ -438,25 +495,3 @@ def in_order(parts: Sequence[Part], judged: Sequence[Judged]) -> list[Decision]:
         return decisions(judged[0])
     found = {id(part): decision for one in judged for part, decision in zip(one.parts, decisions(one), strict=True)}
     return [found[id(part)] for part in parts]
-
-
-def binding(each: Sequence[Decision]) -> Decision:
-    """The decision of the limit that bound the request, with the least ``remaining`` and the latest reset of all.
-
-    If limits deny, the one that denies longest has bound it; else the one with the fewest remaining permits.
-    """
-    denying = [decision for decision in each if not decision.allowed]
-    if denying:
-        bound = max(denying, key=lambda decision: decision.retry_after_ns)
-    else:
-        bound = min(each, key=lambda decision: decision.remaining)
-    return _decision(
-        bound.limiter,
-        bound.allowed,
-        bound.limit,
-        min(decision.remaining for decision in each),
-        1,
-        1,
-        bound.retry_after_ns,
-        max(decision.reset_after_ns for decision in each),
-    )

@@ -16,7 +16,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from forebay.core.arguments import cost_of
+from forebay.core.arguments import DEFAULT_REQUEST_TTL, cost_of, ttl_without_id
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidKey, LimitExceeded, StoreUnavailable, short_repr
@@ -34,9 +34,11 @@ __all__ = [
     "LimiterSpec",
     "StaggeredCommands",
     "encode_args",
+    "forget",
     "given_up",
     "noop",
     "read_nothing",
+    "remember",
     "was_allowed",
 ]
 
@@ -47,7 +49,6 @@ HIT: Final[bytes] = b"hit"
 PEEK: Final[bytes] = b"peek"
 # The operations that a store still sends while it is being closed.
 GIVING_BACK: Final[set[bytes]] = {b"cancel", b"refund", b"release"}
-DEFAULT_REQUEST_TTL: Final = "5 minutes"
 ONLY_WHOLE_NUMBERS: Final = {int}
 # CPython has one object for the integer 1, so a comparison by identity recognises most costs.
 ONE: Final = 1
@@ -232,14 +233,10 @@ class LimiterCommands:
         charge = self.charge_for(key, cost, algorithm)
         command = self._decision(HIT, self.key(key), algorithm, charge)
         if request_id is None and request_ttl is not None:
-            raise InvalidKey(
-                f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, "
-                f"and none is given"
-            )
+            raise ttl_without_id(request_ttl)
         if request_id is not None and charge.cost:
-            ttl_ns = as_period_ns(DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
-            command.arguments[1] = b"%d" % -(-ttl_ns // 1000)
-            command.keys.append(self._mark(command.keys[0], request_id, charge))
+            self.check_request_ids()
+            remember(command, [charge], request_id, request_ttl)
         return command
 
     def peek(self, key: Key, cost: Any, rate: str | Rate | None = None, burst: int | None = None) -> Command[Decision]:
@@ -297,8 +294,8 @@ class LimiterCommands:
             if cost_of(cost) > charge.cost:
                 # No request can have been charged so much.
                 return
-            command.arguments[1] = b"1"
-            command.keys.append(self._mark(command.keys[0], request_id, charge))
+            self.check_request_ids()
+            forget(command, [charge], request_id)
         yield command
 
     def reset(self, key: Key) -> Command[None]:
@@ -320,16 +317,8 @@ class LimiterCommands:
 
         return self._command(what, key, charge, self.size, read)
 
-    def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
-        """The Redis key that marks a request as charged. The same id with another cost is another request."""
-        try:
-            hashed = fingerprint(request_id)
-        except InvalidKey:
-            raise InvalidKey(
-                f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}"
-            ) from None
-        amount = str(charge.arguments[0]).encode()
-        return key + b":request:" + blake2b(hashed + amount, digest_size=16).hexdigest().encode()
+    def check_request_ids(self) -> None:
+        """Raises ``InvalidLimiter`` if requests can't be remembered."""
 
     def _command(
         self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
@@ -350,6 +339,33 @@ class StaggeredCommands(LimiterCommands):
 
     def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
         return self.algorithm.staggered(super().charge_for(key, cost, algorithm), fingerprint(key))
+
+
+def remember(
+    command: Command[Any], charges: Sequence[Charge], request_id: Key, request_ttl: Duration | None = None
+) -> None:
+    """Let a command of ``decide.lua`` charge a request once, as long as its id is remembered."""
+    ttl_ns = as_period_ns(DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
+    command.arguments[1] = b"%d" % -(-ttl_ns // 1000)
+    command.keys.append(_mark(command.keys, charges, request_id))
+
+
+def forget(command: Command[Any], charges: Sequence[Charge], request_id: Key) -> None:
+    """Let a command that gives back do so once, and only if the request is remembered."""
+    command.arguments[1] = b"1"
+    command.keys.append(_mark(command.keys, charges, request_id))
+
+
+def _mark(keys: Sequence[bytes], charges: Sequence[Charge], request_id: Key) -> bytes:
+    """The Redis key that marks a request as charged. The same id with other keys or costs is another request."""
+    try:
+        hashed = fingerprint(request_id)
+    except InvalidKey:
+        raise InvalidKey(f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
+    first, *others = keys
+    parts = [hashed + b":".join(str(charge.arguments[0]).encode() for charge in charges)]
+    parts += [b"%d:%b" % (len(other), other) for other in others]
+    return first + b":request:" + blake2b(b"".join(parts), digest_size=16).hexdigest().encode()
 
 
 def was_allowed(reply: list[int]) -> bool:

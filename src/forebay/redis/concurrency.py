@@ -156,8 +156,8 @@ class ConcurrencyCommands(LimiterCommands):
     def take_up_to(self, key: Key, most: Any, rate: str | Rate | None = None, burst: int | None = None) -> Command[int]:
         raise InvalidLimiter(f"{self!r} holds permits, which come back one by one: take them with acquire")
 
-    def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
-        raise InvalidLimiter(f"{self!r} takes no request_id: the process that holds a permit gives it back")
+    def check_request_ids(self) -> None:
+        raise InvalidLimiter(f"{self!r} takes no request_id: a request that is repeated holds permits of its own")
 
     def _command(
         self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
@@ -268,7 +268,7 @@ class ConcurrencyCommands(LimiterCommands):
         self.tier(rate, burst)
         charge, redis_key = self.refund_charge(key, cost), self.key(key)
         if request_id is not None:
-            self._mark(redis_key, request_id, charge)
+            self.check_request_ids()
         count = charge.cost
         if self.fallback is not None:
             count -= self.fallback.give_back_unleased(key, count)

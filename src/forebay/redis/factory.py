@@ -11,7 +11,7 @@ from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.sliding_log import SlidingLog
 from forebay.core.algorithms.token_bucket import TokenBucket
-from forebay.core.algorithms.window import FixedWindow, SlidingWindow
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow, check_align
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.redis import algorithms
@@ -50,9 +50,21 @@ def is_text(name: str) -> bool:
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _token_bucket(name: str, rate: Any, burst: Any = None, refill: Any = "continuous") -> LimiterSpec:
+def _token_bucket(
+    name: str, rate: Any, burst: Any = None, refill: Any = "continuous", initial: Any = None, start: Any = None
+) -> LimiterSpec:
     if refill not in ("continuous", "interval"):
         raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
+    if initial is not None:
+        raise InvalidLimiter(
+            f"limiter {name!r} would start with some of its permits, which only limiters over a Store do: over Redis "
+            "leave initial= out, or take a lower burst"
+        )
+    if start is not None:
+        raise InvalidLimiter(
+            f"limiter {name!r} would refill from a time of its own, which only limiters over a Store do: over Redis "
+            "leave start= out, and its periods start at multiples of their length by the wall clock"
+        )
     algorithm = (algorithms.Gcra if refill == "continuous" else algorithms.IntervalBucket)(name, rate, burst)
     return LimiterSpec(algorithm, {"rate": algorithm.rate, "burst": algorithm.limit, "refill": refill})
 
@@ -67,7 +79,13 @@ def _min_interval(name: str, interval: Any) -> LimiterSpec:
     return LimiterSpec(algorithm, {"rate": algorithm.rate, "interval_ns": algorithm.rate.period_ns})
 
 
-def _fixed_window(name: str, rate: Any, align: Any = "clock") -> LimiterSpec:
+def _fixed_window(name: str, rate: Any, align: Any = "clock", timezone: Any = None) -> LimiterSpec:
+    check_align(align, timezone)
+    if align == "calendar":
+        raise InvalidLimiter(
+            f"limiter {name!r} would follow a calendar, which only limiters over a Store do: over Redis take windows "
+            "of one length, align='clock', or a TokenBucket in intervals"
+        )
     algorithm = algorithms.FixedWindow(rate, align)
     return LimiterSpec(algorithm, {"rate": algorithm.rate, "align": align})
 

@@ -280,8 +280,8 @@ class HostSharesFallback:
     def _native(self) -> Any:
         return AllOf(*[share.native for share in self._shares])
 
-    def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        return self._shares[0].ask(method, *arguments)
+    def _ask(self, method: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        return self._shares[0].ask(method, *arguments, **more)
 
     def _gave(self, key: Any, cost: Any) -> None:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
@@ -295,7 +295,7 @@ class HostSharesFallback:
         return bound.in_own_name(decision)
 
     def hit(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
-        decision = self._ask(self._native.hit, key, cost)
+        decision = self._ask(self._native.hit, key, cost, **more)
         if decision.allowed:
             self._gave(key, cost)
         return self._in_own_name(decision)
@@ -343,6 +343,9 @@ class HostSharesFallback:
         return decisions, []
 
     def refund(self, key: Any, cost: Any, **more: Any) -> None:
+        if more:
+            self._ask(self._native.refund, key, cost, **more)
+            return
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
             # The permits of a `Concurrency` have been given back before, by its own flow.
             if share.unleased is None:
@@ -409,6 +412,8 @@ class FallbackPolicy:
         name = f"{self._namespace}:{limiter.name}"
         if not name.isprintable():
             name = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        # Limiters that share a state in Redis may have shares that count apart.
+        store.names.expect_several(name)  # type: ignore[union-attr]  # a store, with this policy
         make: Any = kind
         if kind is Concurrency:
             lease = timedelta(microseconds=parameters["lease_ns"] // 1000)

@@ -22,7 +22,9 @@ from forebay.core.all_of import AllOf
 from forebay.core.cell_limiter import CellLimiter
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidLimiter, short_repr
+from forebay.names import LimiterNames
 from forebay.rate import Duration
+from forebay.redis.algorithms import Gcra
 from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import LimiterCommands, StaggeredCommands
 from forebay.redis.concurrency import ConcurrencyCommands
@@ -44,7 +46,7 @@ from forebay.redis.transport.breaker import Breaker, RedisStatus
 from forebay.redis.transport.clients import async_client_of, client_of, server_identity_of, server_of, timeout_s_of
 from forebay.store import Store
 
-__all__ = ["AsyncRedisStore", "RedisStore"]
+__all__ = ["AsyncRedisStore", "RedisStore", "check_all_of"]
 
 E = TypeVar("E", bound=ExecutorBase)
 L = TypeVar("L")
@@ -94,6 +96,7 @@ class BaseRedisStore(Generic[E, L, C]):
         client = client_of(server, timeout)
         timeout_s = timeout_s_of(server, timeout)
         self._server = server_of(server)
+        self.names = LimiterNames()
         self.keyspace = KeySpace(server_identity_of(server), namespace, is_plain=plain_keys)
         self.executor = make_executor(
             client,
@@ -130,7 +133,9 @@ class BaseRedisStore(Generic[E, L, C]):
             make_commands = StaggeredCommands
         commands = make_commands(self.keyspace, repr(self), name, kind, spec)
         commands.fallback = self._policy.fallback_of(commands, kwargs.get("keys"))
-        return make(self, commands)
+        limiter = make(self, commands)
+        self.names.note(limiter, kind.__name__, spec.algorithm.suffix, is_common=isinstance(spec.algorithm, Gcra))
+        return limiter
 
     def all_of(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For ``AllOf``, when a limiter of this store is its first argument."""
@@ -258,8 +263,8 @@ class AsyncRedisStore(BaseRedisStore[AsyncExecutor, AsyncRedisLimiter, AsyncRedi
         await self.close()
 
 
-def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], of: type[Any]) -> tuple[Any, ...]:
-    """The limiters of an ``AllOf``. Raises ``TypeError`` and ``InvalidLimiter``."""
+def check_all_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises ``TypeError`` and ``InvalidLimiter`` unless these are the arguments of an ``AllOf``."""
     if kind is not AllOf:
         raise TypeError(
             f"the first argument of {kind.__name__} is a store, not {short_repr(args[0] if args else kwargs)}"
@@ -267,6 +272,11 @@ def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], 
     bound_arguments(kind, args, kwargs)
     if not 1 <= len(args) <= MOST_LIMITERS:
         raise InvalidLimiter(f"AllOf takes 1 to {MOST_LIMITERS} limiters, not {len(args)}")
+
+
+def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], of: type[Any]) -> tuple[Any, ...]:
+    """The limiters of an ``AllOf``. Raises ``TypeError`` and ``InvalidLimiter``."""
+    check_all_of(kind, args, kwargs)
     for limiter in args:
         if not isinstance(limiter, of):
             raise InvalidLimiter(

@@ -195,7 +195,7 @@ class RequestCleanup:
 
     def release(self, taken: Any) -> None:
         """Release a lease, or refund a reservation."""
-        if self._remote_batch is not None and not isinstance(taken, (Lease, Reservation)):
+        if self._remote_batch is not None and hasattr(taken, "give_back_flow"):
             self._remote_batch.append(taken)
         else:
             self._call(taken.release if isinstance(taken, Lease) else taken.cancel)

@@ -67,7 +67,7 @@ class Denials:
         # for room once all limits allow.
         denied = [pair for pair in pairs if not pair[1].allowed] or pairs
         rule, decision = max(denied, key=lambda pair: pair[1].retry_after_ns)
-        if decision.full:
+        if decision.reason == "no room":
             return self.full(decision.retry_after_ns)
         wait_s = HOLDER_WAIT_S if rule.is_held else max(1, whole_seconds_up(decision.retry_after_ns))
         # A shadow ban has the fields of success.
@@ -89,7 +89,7 @@ class Denials:
         return Denial(self._unknown_rule, (), None, None, (), UNKNOWN)
 
     def full(self, wait_ns: int) -> Denial:
-        """The store has no room for another key, and its ``on_full`` is ``"deny"``."""
+        """The store has no room for another key, and denies new ones."""
         return Denial(self._unavailable_rule, (), None, whole_seconds_up(wait_ns), (), FULL)
 
     def _never(self, error: CostExceedsLimit) -> Denial:

@@ -13,7 +13,7 @@ from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
 from forebay.web.header_fields import checked_styles
 from forebay.web.patterns import UnseenPaths
-from forebay.web.plan import LocalPlan, Plan, RedisPlan
+from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
@@ -24,15 +24,17 @@ __all__ = ["Gate", "Passage"]
 class Gate:
     """Decides whether a request may be handled; the middlewares and the frameworks' extensions call it.
 
-    `rules` are ``Rule`` and ``BodyLimit``; all limiters belong to one store. `client` is the key function of rules
+    `rules` are ``Rule`` and ``BodyLimit``; all limiters belong to one store, but leased limiters may stand beside those
+    of a ``Store``. `client` is the key function of rules
     without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``),
     ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit`` identifies the
     key by a keyed hash. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has them.
     `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
 
     Over a ``RedisStore``, ``enter`` waits for the answer of Redis; together with the releases at the request's end it
-    waits no longer than the store's deadline. Over an ``AsyncRedisStore`` ``is_awaited`` is True, and only
-    ``enter_async`` may be called. If the store is unavailable, the request is denied with status 503.
+    waits no longer than the store's deadline. Over a ``LeasedStore`` it waits as its limiters do. Over an
+    ``AsyncRedisStore`` or an ``AsyncLeasedStore`` ``is_awaited`` is True, and only ``enter_async`` may be called. If
+    the store is unavailable, the request is denied with status 503.
 
     Raises ``InvalidLimiter``. Thread-safe, fork-safe; in shared memory it never waits. O(rules), and one decision of
     the rules that match.
@@ -69,7 +71,7 @@ class Gate:
         self._styles = checked_styles(headers)
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
-        _check_one_store(self.rules)
+        _check_stores(self.rules)
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone(native)
         warn_if_clients_have_no_address(rule.key or self.client for rule in self.rules)
@@ -139,7 +141,11 @@ class Gate:
 
     def _plan_of(self, matching: int) -> Plan | None:
         rules = [rule for i, rule in enumerate(self.rules) if matching >> i & 1]
-        kind = RedisPlan if rules[0].is_remote else LocalPlan
+        kind: type[Plan] = LocalPlan
+        if any(rule.is_leased for rule in rules):
+            kind = LeasedPlan
+        elif rules[0].is_remote:
+            kind = RedisPlan
         plan = kind(rules, self.client, self._styles, self._encoded, self._secret)
         self._plans[matching] = plan
         return plan
@@ -165,17 +171,25 @@ def _parted(rules: Any) -> tuple[tuple[Rule, ...], tuple[BodyLimit, ...]]:
 def _partition_secret(rules: tuple[Rule, ...]) -> bytes:
     if not rules:
         return b""
-    if rules[0].is_remote:
+    if rules[0].is_remote and not rules[0].is_leased:
         raise InvalidLimiter(f"partition_keys takes a secret of the limiters' Store, and {rules[0].limiter!r} has none")
     store: Any = rules[0].limiter.store
-    secret: bytes = store.segment.secret(b"partitions")
+    host_store = store.host_store if rules[0].is_leased else store
+    secret: bytes = host_store.segment.secret(b"partitions")
     return secret
 
 
-def _check_one_store(rules: tuple[Rule, ...]) -> None:
-    for rule in rules:
-        if rule.limiter.store is not rules[0].limiter.store:
+def _check_stores(rules: tuple[Rule, ...]) -> None:
+    """Raises ``InvalidLimiter`` unless the limiters of these rules can decide together."""
+    others = [rule for rule in rules if not rule.is_leased]
+    for rule in others:
+        if rule.is_remote and len(others) < len(rules):
+            raise InvalidLimiter(
+                f"{rule.limiter!r} can't stand beside leased limiters, because Redis decides each of its requests: "
+                "make all of them over its store, or put one middleware around another"
+            )
+        if rule.limiter.store is not others[0].limiter.store:
             raise InvalidLimiter(
                 f"the rules' limiters belong to one store, but {rule.limiter!r} is in another than "
-                f"{rules[0].limiter!r}: make all of them over the same one, or put one middleware around another"
+                f"{others[0].limiter!r}: make all of them over the same one, or put one middleware around another"
             )

@@ -11,6 +11,7 @@ from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.all_of import AllOf, reserve_each
 from forebay.core.decision import Decision
 from forebay.errors import InvalidCost, InvalidKey
+from forebay.flows import Flow, run, run_async
 from forebay.rate import NS
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
@@ -22,7 +23,7 @@ from forebay.web.native_requests import PeerKey
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Denial, Rule, kind_of
 
-__all__ = ["LocalPlan", "Plan", "RedisPlan"]
+__all__ = ["LeasedPlan", "LocalPlan", "Plan", "RedisPlan"]
 
 MOST_CHARGED_AT_ONCE: Final = 16
 """As ``AllOf``."""
@@ -207,18 +208,25 @@ class LocalPlan(Plan):
     def _reserve(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
         decisions = []
         for rule in self.reserved:
-            limiter: Any = rule.limiter
-            key, cost = self._key_of(rule, request), rule.cost_of(request)
-            # A leaky bucket's permit is a place in its queue, whenever that is due.
-            max_delay = None if kind_of(limiter) is LeakyBucket else 0
-            reservation = limiter.reserve(key, cost, max_delay)
-            if not reservation:
-                if reservation.full:
-                    return self.denials.full(reservation.delay_ns)
-                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
-            cleanup.reserved.append((rule, reservation))
-            decisions.append(limiter.peek(key, 0))
+            decision = self._reserve_one(rule, request, cleanup)
+            if isinstance(decision, Denial):
+                return decision
+            decisions.append(decision)
         return decisions
+
+    def _reserve_one(self, rule: Rule, request: Request, cleanup: RequestCleanup) -> Decision | Denial:
+        limiter: Any = rule.limiter
+        key, cost = self._key_of(rule, request), rule.cost_of(request)
+        # A leaky bucket's permit is a place in its queue, whenever that is due.
+        max_delay = None if kind_of(limiter) is LeakyBucket else 0
+        reservation = limiter.reserve(key, cost, max_delay)
+        if not reservation:
+            if reservation.full:
+                return self.denials.full(reservation.delay_ns)
+            return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
+        cleanup.reserved.append((rule, reservation))
+        decision: Decision = limiter.peek(key, 0)
+        return decision
 
     def _hold(self, request: Request, cleanup: RequestCleanup) -> Denial | None:
         for rule in self.held:
@@ -231,6 +239,67 @@ class LocalPlan(Plan):
                 return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
             cleanup.hold(rule, lease)
         return None
+
+
+class LeasedPlan(LocalPlan):
+    """Over leased stores, and the ``Store`` of the limits beside them. A charge may call Redis.
+
+    First ``reserved``, then ``held``, and last ``charged``: if Redis denies there, all before it comes back in memory,
+    except reserved permits of a lease.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if any(rule.is_awaited for rule in self._all) or not self._is_simple:
+            self.admit = self._admit_blocking
+
+    def _admit_blocking(self, request: Request) -> Passage | Denial:
+        return run(self._admit_flow(request, RequestCleanup()))
+
+    async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
+        # The response waits for permits that come back as long as each call takes.
+        return await run_async(self._admit_flow(request, RequestCleanup(None, BackgroundRelease(None))))
+
+    def _admit_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[Passage | Denial]:
+        try:
+            # Key functions may fail: before anything is taken.
+            partitions = self.partitions(request)
+            decisions = yield from self._charge_flow(request, cleanup)
+        except DENYING_ERRORS as error:
+            cleanup.roll_back()
+            return self.denials.for_error(error)
+        except BaseException:
+            cleanup.roll_back()
+            raise
+        if isinstance(decisions, Denial):
+            cleanup.roll_back()
+            return decisions
+        return self._passage(decisions, partitions, cleanup)
+
+    def _charge_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
+        """As ``_charge``."""
+        reserved: list[Decision] = []
+        for rule in self.reserved:
+            limiter: Any = rule.limiter
+            if not rule.is_leased:
+                decision = self._reserve_one(rule, request, cleanup)
+                if isinstance(decision, Denial):
+                    return decision
+                reserved.append(decision)
+                continue
+            charge = yield limiter.part.charge(self._key_of(rule, request), rule.cost_of(request))
+            if not charge:
+                return self.denials.by_decisions(request, [rule], [charge.decision])
+            cleanup.reserved.append((rule, charge))
+            reserved.append(charge.decision)
+        if denial := self._hold(request, cleanup):
+            return denial
+        if not self.charged:
+            return reserved
+        each = self._all_of.hit_each(self._keys(request), self._costs(request))
+        if not isinstance(each, list):
+            each = yield each
+        return [*each, *reserved] if all(each) else self.denial(request, each)
 
 
 class RedisPlan(Plan):

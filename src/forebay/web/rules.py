@@ -26,6 +26,7 @@ from forebay.web.request import KeyFunction, Request
 
 if TYPE_CHECKING:
     from forebay.core.decision import Decision
+    from forebay.redis.leased.store import AsyncLeasedLimiter
     from forebay.redis.public_limiters import AsyncRedisLimiter, RedisLimiter
 
 __all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Rule"]
@@ -100,8 +101,8 @@ class Rule:
 
     * `limiter`: any limiter. The permits of a ``Concurrency`` are held while the request is handled and its response
       is sent; the lease must last longer than the longest request, or than the longest pause in a streamed response,
-      which renews it. Over Redis: a WSGI application needs a ``RedisStore``, an ASGI application an
-      ``AsyncRedisStore``.
+      which renews it. Over Redis: a WSGI application needs a ``RedisStore`` or a ``LeasedStore``, an ASGI application
+      an ``AsyncRedisStore`` or an ``AsyncLeasedStore``.
     * `path`: a pattern or several; ``*`` matches anything, ``{name}`` one segment, ``{name:path}`` anything; a slash at
       the end makes no difference. ``"/api/*"`` is ``/api`` and everything below. None: every path. The pattern is
       matched with every path that a router may read in a request: with slashes merged, encodings decoded, a root
@@ -125,7 +126,7 @@ class Rule:
     asynchronous. Raises ``InvalidLimiter``.
     """
 
-    limiter: Limiter | RedisLimiter | AsyncRedisLimiter
+    limiter: Limiter | RedisLimiter | AsyncRedisLimiter | AsyncLeasedLimiter
     _: KW_ONLY
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
@@ -145,12 +146,6 @@ class Rule:
                 f"a rule is for one limiter, not {short_repr(limiter)}: several rules that match a "
                 f"request are charged as "
                 "one, all or none"
-            )
-        if hasattr(limiter, "make_limiter") and not hasattr(limiter, "kind"):
-            raise InvalidLimiter(
-                f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not "
-                f"{short_repr(limiter)}: call a "
-                "leased limiter in the request's handler, or take a SyncedStore"
             )
         if not isinstance(limiter, Limiter) and not hasattr(limiter, "kind"):
             raise InvalidLimiter(
@@ -194,8 +189,13 @@ class Rule:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a decision is a round trip to Redis."""
-        return not isinstance(self.limiter, Limiter)
+        """Whether a decision is a round trip to Redis, or may be one."""
+        return self.is_leased or not isinstance(self.limiter, Limiter)
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether the host borrows permits from Redis."""
+        return getattr(self.limiter.store, "is_leased", False)
 
     @property
     def is_awaited(self) -> bool:
@@ -293,7 +293,8 @@ def check_event_loop(rules: Iterable[Rule], in_loop: bool | None, client: KeyFun
         if in_loop and not rule.is_awaited:
             raise InvalidLimiter(
                 f"{rule.limiter!r} would stop the event loop for each round trip to Redis: make it over an "
-                "AsyncRedisStore"
+                f"{'AsyncLeasedStore' if rule.is_leased else 'AsyncRedisStore'}"
             )
         if not in_loop and rule.is_awaited:
-            raise InvalidLimiter(f"{rule.limiter!r} has to be awaited: make it over a RedisStore")
+            kind = "LeasedStore" if rule.is_leased else "RedisStore"
+            raise InvalidLimiter(f"{rule.limiter!r} has to be awaited: make it over a {kind}")

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, cast
 
+from forebay.alive import alive_in
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
@@ -26,15 +27,14 @@ from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.rate import NS, Duration
 from forebay.redis.async_executor import AsyncExecutor
-from forebay.redis.commands import (
-    Command,
-)
+from forebay.redis.commands import Command, noop
 from forebay.redis.executor import Executor
 from forebay.redis.leased.fetch import (
     CHECKS_PER_LEASE,
     Holdings,
     Steps,
     alone,
+    cancelled,
     is_alone,
     peeked,
     refunded,
@@ -117,6 +117,18 @@ class LeaseExecutorBase(ABC):
         except StoreUnavailable as error:
             self.redis.fall_back(error, lambda: permits.terms.fallback.refund(key, cost))
 
+    def cancel(self, permits: Permits, key: Key, cost: int, since_ns: int, decision: Decision) -> Steps[None]:
+        """Give back the charge of a request that was decided after `since_ns`."""
+        if decision.degraded:
+            # The fallback charged it, if anything did.
+            permits.terms.fallback.refund(key, cost)
+        elif decision.allowed and not decision.full and cost:
+            # A request that was allowed because the host's store was full has left no charge.
+            try:
+                yield from cancelled(permits, key, cost, since_ns)
+            except StoreUnavailable as error:
+                self.redis.fall_back(error, noop)
+
     def reset(self, permits: Permits, key: Key) -> Steps[None]:
         """Forget a key. Has no fallback: a state in Redis can't be deleted while Redis is unavailable."""
         try:
@@ -176,6 +188,10 @@ class LeaseExecutor(LeaseExecutorBase):
         except StopIteration as end:
             return cast(T, end.value)
 
+    def run_to_end(self, steps: Steps[T]) -> T:
+        """As ``run``: no task can be cancelled meanwhile."""
+        return self.run(steps)
+
     def wait(self, limiter: Any, key: Key, cost: int, timeout: Duration | None, jitter: float) -> bool:
         return self.redis.wait(limiter, key, cost, timeout, jitter)
 
@@ -233,7 +249,8 @@ class Keeper:
 
     def end(self) -> None:
         self._ended.set()
-        if self._thread.ident is not None:
+        # A thread that is just starting ends by itself, and can't be joined yet.
+        if self._thread.is_alive():
             self._thread.join()
 
 
@@ -241,7 +258,7 @@ _executors: weakref.WeakSet[LeaseExecutor] = weakref.WeakSet()
 
 
 def _finish_all() -> None:
-    for executor in list(_executors):
+    for executor in alive_in(_executors):
         with contextlib.suppress(Exception):
             executor.finish()
 
@@ -296,6 +313,10 @@ class AsyncLeaseExecutor(LeaseExecutorBase):
                     step = steps.send(result)
         except StopIteration as end:
             return cast(T, end.value)
+
+    async def run_to_end(self, steps: Steps[T]) -> T:
+        """As ``run``, for steps that give permits back: they go on if this task is cancelled."""
+        return await self.redis.to_end(self.run(steps))
 
     async def wait(self, limiter: Any, key: Key, cost: int, timeout: Duration | None, jitter: float) -> bool:
         return await self.redis.wait(limiter, key, cost, timeout, jitter)

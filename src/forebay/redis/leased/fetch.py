@@ -33,6 +33,7 @@ __all__ = [
     "Steps",
     "alone",
     "borrowed",
+    "cancelled",
     "charged",
     "is_alone",
     "peeked",
@@ -109,7 +110,7 @@ class Holdings:
         if self.pid != os.getpid():
             return
         has_queried = False
-        for at, holding in list(self.leases.items()):
+        for at, holding in self.leases.copy().items():
             permits, terms = holding.permits, holding.permits.terms
             left, end_ns, is_pending = permits.left(holding.tag)
             now_ns = permits.now_ns()
@@ -214,7 +215,7 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
             yield pause_s
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
         else:
-            answer = yield from fetched(permits, holdings, key, tag, cost, seen, size)
+            answer = yield from fetched(permits, holdings, key, tag, cost, seen, size, until_ns)
             if holdings.closed:
                 yield from given_back(holdings)
             if answer is INSUFFICIENT:
@@ -247,9 +248,9 @@ def timed_out(permits: Permits, tag: int, has_brought: bool) -> Outcome:
 
 
 def fetched(
-    permits: Permits, holdings: Holdings, key: Key, tag: int, cost: int, seen: int, size: int
+    permits: Permits, holdings: Holdings, key: Key, tag: int, cost: int, seen: int, size: int, open_ns: int
 ) -> Steps[Outcome | None]:
-    """Fetch a lease from Redis; the caller holds the fetch slot.
+    """Fetch a lease from Redis; the caller holds the fetch slot, which was open since `open_ns`.
 
     None if the reply could not be used; INSUFFICIENT if it could, but other requests have spent it.
     """
@@ -262,7 +263,9 @@ def fetched(
         if begun is None:
             return without_room(permits, 0 if terms.on_full == "allow" else terms.pause_ns)
         generation, now_ns, stamp_us, left, unspent, was_end_ns = begun
-        wanted_size = 0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns)
+        wanted_size = (
+            0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns, now_ns - open_ns)
+        )
         # Other requests may spend what is left, so `want` by itself covers the whole cost. `need` is what is missing.
         need = max(cost - max(left, 0), 1)
         want = max(cost, min(1 << wanted_size, terms.most_on_loan) - max(left, 0))
@@ -305,12 +308,17 @@ def closing_ns(until_ns: int) -> int:
     return (until_ns // FETCH_SLOT_QUANTUM_NS + 1) * FETCH_SLOT_QUANTUM_NS
 
 
-def next_size(terms: Terms, size: int, left: int, unspent: int, rest_ns: int) -> int:
-    """The size of the next loan, as a power of two: larger if the last was used up early, smaller if it was unused."""
+def next_size(terms: Terms, size: int, left: int, unspent: int, rest_ns: int, since_ns: int) -> int:
+    """The size of the next loan, as a power of two: larger if the last was used up early, smaller if it was unused.
+
+    The last fetch ended `since_ns` ago.
+    """
     if left < 0:
         return size
     if rest_ns > terms.early_ns:
-        return size + 1 if 1 << size < terms.most_on_loan else size
+        # Permits that no request takes for so long are given back.
+        is_busy = since_ns < terms.lease_ns // CHECKS_PER_LEASE << size
+        return size + 1 if is_busy and 1 << size < terms.most_on_loan else size
     return max(size - 1, 0) if unspent > 1 << size >> 1 else size
 
 
@@ -352,6 +360,25 @@ def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
         forgive(permits, key)
     else:
         yield from reported(permits, key, cost)
+
+
+def cancelled(permits: Permits, key: Key, cost: int, since_ns: int) -> Steps[None]:
+    """Give back a charge that this process has made after `since_ns`.
+
+    A window takes it back only if it had begun by then. Otherwise the charge may have been made in the window before,
+    and the current one would admit more than its limit. A window's end by this host's clock is at most as long after
+    the reply as Redis says, so the current window is never taken for an older one.
+    """
+    terms: Terms = permits.terms
+    if not isinstance(terms, WindowTerms):
+        yield from reported(permits, key, cost)
+        return
+    place = terms.place(key)
+    # A borrow of nothing charges nothing.
+    seen = yield terms.borrow(place, 0, 0, 0, 0, 0)
+    if since_ns >= permits.now_ns() + seen.left_ns - terms.period_ns:
+        yield terms.give_back(place, 0, cost, seen.window_us)
+        forgive(permits, key)
 
 
 def reported(permits: Permits, key: Key, undone: int) -> Steps[None]:

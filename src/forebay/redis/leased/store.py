@@ -9,23 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, ClassVar, Never, NoReturn, Self, TypeAlias, cast
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias, cast
 
 from forebay import holding
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
+from forebay.core.all_of import AllOf
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
+from forebay.core.limiter import Limiter
+from forebay.core.stores import Joinable
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, LimitExceeded, redacted_repr, short_repr
 from forebay.rate import NS, Duration, Rate
 from forebay.redis.commands import LimiterCommands
+from forebay.redis.leased.all_of import AsyncLeasedAllOf, LeasedAllOf
+from forebay.redis.leased.charge import LeasedPart
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
-from forebay.redis.leased.fetch import Steps
 from forebay.redis.leased.terms import Terms, checked_options, terms_of
 from forebay.redis.limiter import would_block
 from forebay.redis.operations import awaited, awaited_method
-from forebay.redis.store import AsyncRedisStore, RedisStore
+from forebay.redis.store import AsyncRedisStore, RedisStore, check_all_of
 from forebay.store import Store
 
 __all__ = ["AsyncLeasedLimiter", "AsyncLeasedStore", "LeasedLimiter", "LeasedStore"]
@@ -36,6 +40,9 @@ Leasable: TypeAlias = TokenBucket | FixedWindow | SlidingWindow
 class LeasedStoreBase:
     """The base of both leased stores: a store in Redis, a store of the host, and the terms between them."""
 
+    is_awaited: ClassVar[bool] = False
+    """Whether its limiters' methods return coroutines."""
+    is_leased: ClassVar[bool] = True
     _redis_kind: ClassVar[type]
     redis_store: Any
     executor: LeaseExecutor | AsyncLeaseExecutor
@@ -176,6 +183,8 @@ class AsyncLeasedStore(LeasedStoreBase):
 class LeasedBase:
     """The base of both leased limiters."""
 
+    joins_stores = True
+    """``AllOf`` of this limiter takes limiters of other stores beside it."""
     terms: Terms
     _store: Any
     _permits: Permits
@@ -195,12 +204,33 @@ class LeasedBase:
         except KeyError:
             raise AttributeError(f"a leased limiter has no attribute {name!r}") from None
 
-    def make_limiter(self, kind: type[Never], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        """For ``AllOf``, when a limiter of this kind is its first argument. Type checkers see that it makes nothing."""
-        raise InvalidLimiter(
-            f"{self!r} can't be one of several limits: make them all over the {self._redis_kind} itself, or call one "
-            "after the other"
-        )
+    @property
+    def part(self) -> LeasedPart:
+        """This limiter for ``wait``, ``AllOf`` and the web."""
+        return LeasedPart(self._store, self._permits)
+
+    @property
+    def kind(self) -> type:
+        """The public class that made the limiter."""
+        return self.terms.strict.kind
+
+    def _parts(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LeasedPart | None]:
+        """For ``AllOf``: a part for each limiter that is leased. Raises ``TypeError`` and ``InvalidLimiter``."""
+        check_all_of(kind, args, kwargs)
+        for limiter in args:
+            if isinstance(limiter, LeasedBase):
+                if isinstance(limiter, LeasedLimiter) is not isinstance(self, LeasedLimiter):
+                    raise InvalidLimiter(
+                        f"AllOf can't join {limiter!r} and {self!r}: calls of one block and those of the other are "
+                        "awaited; make both over LeasedStores or both over AsyncLeasedStores"
+                    )
+            elif not isinstance(limiter, Limiter):
+                raise InvalidLimiter(
+                    f"AllOf takes leased limiters and limiters over a Store, not {short_repr(limiter)} beside "
+                    f"{self!r}: if one limit is decided by Redis, make all of them over the {self._redis_kind} itself, "
+                    "where one call decides all"
+                )
+        return [limiter.part if isinstance(limiter, LeasedBase) else None for limiter in args]
 
     def _takes_no_part(self) -> InvalidLimiter:
         return InvalidLimiter(
@@ -242,6 +272,10 @@ class LeasedLimiter(LeasedBase, Permits):
     @property
     def store(self) -> LeasedStore:  # type: ignore[override]
         return self._store
+
+    def make_limiter(self, kind: type[AllOf], args: tuple[Limiter, ...], kwargs: dict[str, Any]) -> LeasedAllOf:
+        """For ``AllOf``, when one of its arguments is such a limiter."""
+        return LeasedAllOf(args, self._parts(kind, args, kwargs))
 
     @property
     def _permits(self) -> Permits:  # type: ignore[override]
@@ -302,7 +336,7 @@ class LeasedLimiter(LeasedBase, Permits):
     ) -> bool:
         if rate is not None or burst is not None:
             self._permits.refuse_extras()
-        return self._executor.wait(Waited(self._store, self._permits), key, cost, timeout, jitter)
+        return self._executor.wait(self.part, key, cost, timeout, jitter)
 
     def wait_async(
         self,
@@ -344,6 +378,15 @@ class AsyncLeasedLimiter(LeasedBase):
     @property
     def store(self) -> AsyncLeasedStore:
         return self._store
+
+    def make_limiter(
+        self,
+        kind: type[AllOf],
+        args: tuple[Limiter | Joinable[AllOf, Limiter, AsyncLeasedAllOf], ...],
+        kwargs: dict[str, Any],
+    ) -> AsyncLeasedAllOf:
+        """For ``AllOf``, when one of its arguments is such a limiter."""
+        return AsyncLeasedAllOf(args, self._parts(kind, args, kwargs))
 
     @property
     def name(self) -> str:
@@ -399,8 +442,7 @@ class AsyncLeasedLimiter(LeasedBase):
     ) -> bool:
         if rate is not None or burst is not None:
             self._permits.refuse_extras()
-        waited = Waited(self._store, self._permits)
-        return await self._store.executor.wait(waited, key, cost, timeout, jitter)
+        return await self._store.executor.wait(self.part, key, cost, timeout, jitter)
 
     wait_async = wait
 
@@ -431,42 +473,3 @@ class AsyncLeasedLimiter(LeasedBase):
         burst: int | None = None,
     ) -> NoReturn:
         raise self._never_books()
-
-
-class Waited:
-    """A leased limiter as ``wait`` uses limiters: a booking is a charge that is due now, or a denial with the time of
-    the next try.
-    """
-
-    may_free_early = False
-
-    def __init__(self, store: Any, permits: Permits) -> None:
-        self.store, self.name, self._permits = store, permits.name, permits
-
-    def queue_key(self, key: Key) -> object:
-        return id(self.store), self.name, self._permits.tag(key)
-
-    def reserve(self, key: Key, cost: int, max_delay: Duration | None) -> Any:
-        """A ``Charged``; with asyncio, a coroutine of it."""
-        return self.store.executor.run(self._charged(key, cost))
-
-    def _charged(self, key: Key, cost: int) -> Steps[Charged]:
-        decision = yield from self.store.executor.hit(self._permits, key, cost)
-        return Charged(self, key, cost, decision)
-
-    def refund(self, key: Key, cost: int) -> Any:
-        executor = self.store.executor
-        return executor.run(executor.refund(self._permits, key, cost))
-
-
-class Charged:
-    """A charge, or a denial with the time of the next try: for ``wait``, a booking."""
-
-    def __init__(self, limiter: Waited, key: Key, cost: int, decision: Decision) -> None:
-        self._limiter, self._key, self._cost = limiter, key, cost
-        self.allowed, self.delay, self.delay_ns = decision.allowed, decision.retry_after, decision.retry_after_ns
-        self.due_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + self.delay_ns
-
-    def cancel(self) -> Any:
-        """Give the permits back; with asyncio, a coroutine."""
-        return self._limiter.refund(self._key, self._cost)

@@ -215,7 +215,7 @@ class WindowTerms(Terms):
         self.algorithm = algorithm
         slides = algorithm.script == "sliding"
         self.host_algorithm = layout.ALGORITHM_LEASED_SLIDING_WINDOW if slides else layout.ALGORITHM_LEASED_FIXED_WINDOW
-        period_ns = 1000 * algorithm.period_us
+        self.period_ns = period_ns = 1000 * algorithm.period_us
         self.longest_ns = max(period_ns, self.fetch_deadline_ns)
         self.same_ns = period_ns // 2
         self.reset_ns = period_ns if slides else 0

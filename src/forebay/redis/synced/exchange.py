@@ -94,9 +94,8 @@ class Exchange(ABC):
         self.script, self.lists_script = script(self.main, "sync"), script("sync_hot", "sync")
         self.prefixes = [store.keyspace.shard_prefix(name, shard) for shard in range(SHARDS)]
         self.versions: dict[bytes, int] = {}
-        """The versions of the lists that this process has read."""
-        self.learned: bytearray | None = None
-        """A filter of the names that an exchange has read and has not caught up with: see core/synced/hot.pyx."""
+        """The versions of the lists that this process has caught up with. Replaced as a whole: exchanges of several
+        threads may run at once."""
         self.id = self.prefixes[0] + suffix + host
         """The same in all processes of the host."""
         self.done_ns: int | None = None
@@ -111,13 +110,14 @@ class Exchange(ABC):
 
         Raises ``StoreUnavailable`` if Redis can't be reached.
         """
-        learned = self.learned or bytearray(FILTER_BYTES)
-        self.learned = learned
+        learned = bytearray(FILTER_BYTES)
+        versions: dict[bytes, int] = {}
         # All published sums are kept before the first cell is read.
-        failed = self.exchange(self.lists(round_number, learned))
+        failed = self.exchange(self.lists(round_number, learned, versions))
         failed = self.exchange(self.messages(round_number, learned)) or failed
-        if failed is None:
-            self.learned = None
+        if versions and failed is None:
+            # Otherwise the next exchange reads these lists again, and so finds the names that it has to catch up with.
+            self.versions = versions
         return failed
 
     def exchange(self, messages: Iterator[Command[None]]) -> ForebayError | None:
@@ -147,23 +147,23 @@ class Exchange(ABC):
     def learn(self, name: bytes, total: int, end_ns: int, server_us: int, read_ns: int) -> None:
         """Keep the published sum of a key. The server's time was `server_us` when the host's was at least `read_ns`."""
 
-    def lists(self, round_number: int, learned: bytearray) -> Iterator[Command[None]]:
-        """The commands that read hot lists. Decoding a reply keeps its sums, and adds its names to the filter."""
+    def lists(self, round_number: int, learned: bytearray, versions: dict[bytes, int]) -> Iterator[Command[None]]:
+        """The commands that read hot lists. Decoding a reply keeps its sums, and adds its names to the filter `learned`
+        and its version to `versions`.
+        """
         if round_number < ALL_KEYS:
             return
         read_ns = self.limiter.store.now_ns()
         ends, end_times = zip(*self.lists_at(read_ns), strict=True)
         is_whole = round_number == ALL_KEYS or round_number % WHOLE_ROUNDS == 0
         known = {} if is_whole else self.versions
-        self.versions = {}
 
         def keep(keys: list[bytes], reply: Any) -> None:
             for key, end_ns, (version, sums) in zip(keys, end_times, reply.lists, strict=True):
                 for name, total in sums:
                     self.learn(name, total, end_ns, reply.server_us, read_ns)
                     learned[int.from_bytes(name[:2], "little") >> 3] |= 1 << (name[0] & 7)
-                # Last: a process reads again what it hasn't kept.
-                self.versions[key] = version
+                versions[key] = version
 
         for prefix in self.prefixes:
             keys = [prefix + end for end in ends]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from forebay.core.algorithms.min_interval import MinInterval
+from forebay.alive import alive_in
+from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow
 from forebay.errors import ForebayError, StoreUnavailable
 from forebay.rate import NS, Rate
@@ -62,9 +63,13 @@ class Exchanger:
     def __init__(self, redis_store: RedisStore, host_store: Store, interval_ns: int) -> None:
         self._redis_store, self._host_store, self._interval_ns = redis_store, host_store, interval_ns
         # A little shorter than the interval, so that a thread that has waited for an interval finds it over.
-        self._election = MinInterval(host_store, ELECTION, timedelta(microseconds=interval_ns // 1000 * 9 // 10))
-        self._last = MinInterval(host_store, LAST, LAST_INTERVAL)
-        self._rounds = FixedWindow(host_store, ROUNDS, Rate(MOST_ROUNDS, LAST_INTERVAL), "first")
+        # No MinInterval, which finds no room in a full store; and no window that tells how little of it is used, which
+        # a full store evicts first.
+        self._election = TokenBucket(
+            host_store, ELECTION, Rate.per_ns(1, interval_ns // 1000 * 9 // 10 * 1000), burst=1
+        )
+        self._last = TokenBucket(host_store, LAST, Rate(1, LAST_INTERVAL), burst=1)
+        self._rounds = FixedWindow(host_store, ROUNDS, Rate(MOST_ROUNDS, LAST_INTERVAL))
         self.exchanges: list[Exchange] = []
         self.error: str | None = None
         """The error of this process's last exchange."""
@@ -211,12 +216,12 @@ def run(ref: weakref.ref[Exchanger], stop: threading.Event, interval_s: float) -
 
 
 def _begin_in_child() -> None:
-    for exchanger in list(_exchangers):
+    for exchanger in alive_in(_exchangers):
         exchanger.begin_in_child()
 
 
 def _close_all() -> None:
-    for exchanger in list(_exchangers):
+    for exchanger in alive_in(_exchangers):
         with contextlib.suppress(Exception):
             exchanger.close()
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self, overload
 
 from forebay.core.algorithms.token_bucket import TokenBucket
-from forebay.core.algorithms.window import FixedWindow, SlidingWindow
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow, check_align
 from forebay.core.limiter import bound_arguments
 from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
@@ -113,10 +113,16 @@ class SyncedStore:
                     f"a token bucket that is synced is refilled continuously, not {short_repr(arguments['refill'])}: a "
                     "FixedWindow can be synced"
                 )
+            if arguments.get("initial") is not None:
+                raise InvalidLimiter(
+                    "a key of a token bucket that is synced starts with its burst: "
+                    "leave initial= out, or take a lower burst"
+                )
             Gcra(name, rate, arguments.get("burst"))
             bucket = SyncedTokenBucket(self._host_store, name, rate, arguments.get("burst"), self, self.keys, name_of)
             exchange = BucketExchange(self._redis, bucket, self._host)
         else:
+            check_align(arguments.get("align", "clock"), arguments.get("timezone"))
             if arguments.get("align", "clock") != "clock":
                 raise InvalidLimiter(
                     "a fixed window that is synced begins by the clock, which all hosts have, not "

@@ -5,15 +5,19 @@ State
 Four limiters in the host's ``Store`` keep it, under the server's name as the key. Every step on a cell is one CAS, so
 the breaker is lock-free.
 
-* *trouble*, a ``FixedWindow``: a count whose ranges are the breaker's states.
+The first three are token buckets, as a full store evicts a bucket's key last if it takes longest to refill. It would
+evict a window of so few counts first, and deny a ``MinInterval``.
+
+* *trouble*, a ``TokenBucket``: a count whose ranges are the breaker's states. It falls by 1 in ``FORGET_NS``.
 
   - 0: closed. In this usual state a call reads this cell and writes nothing.
   - 1 and 2: closed; so many calls have failed since the last answered one.
   - 3 (``THRESHOLD``): open. No process adds to it.
-  - from ``RECOVERING`` on: recovering, the field's *half-open*. The rest counts the calls that failed meanwhile.
+  - above 3: recovering, the field's *half-open*. It begins at ``RECOVERING``; the rest counts the calls that failed
+    meanwhile.
 
 * *probes*, a ``TokenBucket``: elects the prober while the breaker is open, one per interval and host.
-* *recovering*, a ``MinInterval``: ends the recovery after ``RECOVERY_S``.
+* *recovering*, a ``TokenBucket``: ends the recovery after ``RECOVERY_S``.
 * *at once*, a ``Concurrency``: during the recovery, at most ``AT_ONCE`` calls of the host are at the server.
 
 Transitions
@@ -70,7 +74,6 @@ from typing import Final, Literal
 from redis import exceptions
 
 from forebay.core.algorithms.concurrency import Concurrency, Lease
-from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow
 from forebay.errors import StoreUnavailable
@@ -81,6 +84,7 @@ __all__ = ["Breaker", "RedisStatus", "is_failure"]
 
 THRESHOLD: Final = 3
 FORGET_NS: Final = 86_400 * NS
+FORGETTING: Final = Rate.per_ns(1, FORGET_NS)
 RECOVERY_S: Final = 1
 # In counts of failed calls.
 RECOVERING: Final = 100
@@ -142,11 +146,11 @@ class Cells:
     """The limiters that hold the breaker's state, in one store."""
 
     def __init__(self, store: Store) -> None:
-        self.trouble = FixedWindow(store, RESERVED + "trouble", Rate.per_ns(MOST, FORGET_NS), "first")
+        self.trouble = TokenBucket(store, RESERVED + "trouble", FORGETTING, burst=MOST)
         self.probes = TokenBucket(store, RESERVED + "probes", "1/second", burst=1)
-        self.recovering = MinInterval(store, RESERVED + "recovering", RECOVERY_S)
+        self.recovering = TokenBucket(store, RESERVED + "recovering", Rate(1, RECOVERY_S), burst=1)
         self.at_once = Concurrency(store, RESERVED + "at once", AT_ONCE, lease="1 minute", keys=64)
-        self.decided = FixedWindow(store, RESERVED + "decided", Rate.per_ns(MOST_COUNTED, 366 * FORGET_NS), "first")
+        self.decided = FixedWindow(store, RESERVED + "decided", Rate.per_ns(MOST_COUNTED, 366 * FORGET_NS))
 
 
 class Passage:
@@ -192,22 +196,17 @@ class Breaker:
         self._server = server
         # Twice the deadline, so that a probe ends before the next one begins.
         self._probe_interval_s = max(LEAST_PROBE_INTERVAL_S, 2 * timeout_s)
-        self._up_to_open = Rate.per_ns(THRESHOLD, FORGET_NS)
         self._usual = Passage(self, is_watched=False)
         self._last_error = ""
         self._shared_cells = Cells(self._own if host is None else host)
         self._own_cells = Cells(self._own)
-        self._use(self._shared_cells)
-
-    def _use(self, cells: Cells) -> None:
-        self._cells = cells
-        self._peek = cells.trouble.peek
+        self._cells = self._shared_cells
 
     def close(self) -> None:
         self._own.close()
 
     def enter(self) -> Passage | None:
-        remaining = self._peek(self._server).remaining
+        remaining = self._cells.trouble.peek(self._server).remaining
         return None if remaining == MOST else self._enter_in_trouble(MOST - remaining)
 
     def passage(self) -> Passage:
@@ -217,7 +216,7 @@ class Breaker:
         server = self._server
         if trouble < THRESHOLD:
             return Passage(self, is_watched=True)
-        if trouble < RECOVERING:
+        if trouble == THRESHOLD:
             if self._is_elected():
                 return Passage(self, is_watched=True)
             raise StoreUnavailable(
@@ -239,16 +238,16 @@ class Breaker:
             return
         self._last_error = f"; to this process it said last: {type(error).__name__}: {error}".removesuffix(": ")
         self._count_failure()
-        if self._cells is not self._own_cells and self._peek(self._server).remaining == MOST:
+        if self._cells is not self._own_cells and self._cells.trouble.peek(self._server).remaining == MOST:
             # The host's store had no room for the count, or another process has just closed the breaker. This process
             # counts by itself until the next answer.
-            self._use(self._own_cells)
+            self._cells = self._own_cells
             self._count_failure()
 
     def _count_failure(self) -> None:
         trouble = self._cells.trouble
-        recovers = MOST - trouble.peek(self._server).remaining >= RECOVERING
-        counted = trouble.hit(self._server, rate=None if recovers else self._up_to_open)
+        recovers = MOST - trouble.peek(self._server).remaining > THRESHOLD
+        counted = trouble.hit(self._server, rate=FORGETTING, burst=MOST if recovers else THRESHOLD)
         if counted.allowed and counted.remaining == 0:
             # The breaker opens. Taking this interval's probe delays the first probe by an interval.
             self._is_elected()
@@ -259,7 +258,7 @@ class Breaker:
     def answered(self, after_s: float) -> None:
         cells = self._cells
         trouble = MOST - cells.trouble.peek(self._server).remaining
-        if THRESHOLD <= trouble < RECOVERING:
+        if trouble == THRESHOLD:
             cells.recovering.allow(self._server)
             cells.trouble.hit(self._server, RECOVERING - trouble)
         elif trouble < THRESHOLD and after_s < self._slow_s:
@@ -267,7 +266,7 @@ class Breaker:
 
     def _close(self) -> None:
         self._cells.trouble.reset(self._server)
-        self._use(self._shared_cells)
+        self._cells = self._shared_cells
 
     def decided(self) -> None:
         """Count a request that `when_unavailable` decided."""
@@ -277,12 +276,12 @@ class Breaker:
         cells = self._cells
         seen = cells.trouble.peek(self._server)
         trouble = MOST - seen.remaining
-        recovers = trouble >= RECOVERING and not cells.recovering.peek(self._server).allowed
-        failures = trouble % RECOVERING
+        recovers = trouble > THRESHOLD and not cells.recovering.peek(self._server).allowed
+        failures = trouble if trouble <= THRESHOLD else max(trouble - RECOVERING, 0)
         return RedisStatus(
-            "recovering" if recovers else "open" if THRESHOLD <= trouble < RECOVERING else "closed",
+            "recovering" if recovers else "open" if trouble == THRESHOLD else "closed",
             failures,
-            (FORGET_NS - seen.reset_after_ns) / NS if failures else 0.0,
+            (trouble * FORGET_NS - seen.reset_after_ns) / NS if failures else 0.0,
             MOST_COUNTED - self._shared_cells.decided.peek(self._server).remaining,
         )
 

@@ -81,7 +81,7 @@ class Server:
         pid = os.getpid()
         client = self._clients.get(pid)
         if client is None:
-            for number, parents in list(self._clients.items()):
+            for number, parents in self._clients.copy().items():
                 if number != pid:
                     # A thread of the parent may have held a lock of its client at the fork, and the child has no such
                     # thread. So the child's copy closes nothing: its finalizer would wait for that lock.
