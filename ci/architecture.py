@@ -22,10 +22,13 @@ SUFFIXES: Final = (".py", ".pyi", ".pyx", ".pxd")
 # that name and of lower layers only: the names of one layer do not import each other.
 LAYERS: Final = (
     ("forebay._version", "forebay.c_api", "forebay.errors", "forebay.headers"),
-    ("forebay.awaited", "forebay.extras", "forebay.rate", "forebay.seldom"),
+    (
+        *("forebay.alive", "forebay.awaited", "forebay.extras", "forebay.flows", "forebay.names", "forebay.rate"),
+        "forebay.seldom",
+    ),
     ("forebay.segment",),
     ("forebay.core.table",),
-    ("forebay.clock",),
+    ("forebay.calendars", "forebay.clock"),
     ("forebay.holding", "forebay.store", "forebay.waiting"),
     ("forebay.core",),
     ("forebay.redis", "forebay.testing", "forebay.verification"),
@@ -37,7 +40,7 @@ LAYERS: Final = (
 
 # (file, attribute): patterns, and the reason.
 REACHES: Final = {
-    ("forebay/core/c_api.pyx", "_C_API"): "the name of the capsule, which its users import it by",
+    ("forebay/core/c_api/functions.pyx", "_C_API"): "the name of the capsule, which its users import it by",
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
     ("forebay/redis/operations.py", "_is_coroutine"): "the mark of coroutine functions before Python 3.12",
 }

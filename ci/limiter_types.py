@@ -18,6 +18,7 @@ from forebay import (
 from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
 from forebay.redis import (
+    AsyncLeasedAllOf,
     AsyncLeasedLimiter,
     AsyncLeasedStore,
     AsyncRedisAllOf,
@@ -125,7 +126,10 @@ def over_any(store: Store | RedisStore | SyncedStore, number: int) -> None:
 def of_several_stores(
     memory: TokenBucket, strict: RedisLimiter, awaited: AsyncRedisLimiter, leased: AsyncLeasedLimiter, store: RedisStore
 ) -> None:
-    AllOf(memory, strict)  # type: ignore[call-overload]
+    AllOf(memory, strict)  # type: ignore[arg-type]
     AllOf(strict, awaited)  # type: ignore[misc]
-    AllOf(leased)  # type: ignore[arg-type]
+    AllOf(strict, leased)  # type: ignore[arg-type]
+    assert_type(AllOf(leased), AsyncLeasedAllOf)
+    assert_type(AllOf(memory, leased), AsyncLeasedAllOf)
+    assert_type(AllOf(leased, memory), AsyncLeasedAllOf)
     AllOf(store)  # type: ignore[arg-type]

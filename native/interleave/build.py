@@ -45,7 +45,7 @@ def build(directory: Path) -> None:
     library = ["-shared", "-fPIC", "-o", str(core / "libforebay_explore.so"), str(explorer / "explore.c")]
     subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-Wall", "-Werror", *library], check=True)
     rpath = "$ORIGIN:$ORIGIN/.."  # modules of core and of its folders
-    flags = f"-O1 -DFOREBAY_EXPLORE -I{explorer} -I{explorer / 'include'}"
+    flags = f"-O2 -DFOREBAY_EXPLORE -I{explorer} -I{explorer / 'include'}"
     subprocess.run(
         [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
         cwd=directory,

@@ -76,6 +76,7 @@ cdef enum Kind:
     BATCHED                      # the other requests of a batch
     HIT_ALL
     HIT_ONCE
+    HIT_ALL_ONCE
     HIT_DECISION
     ACQUIRE
     RELEASE

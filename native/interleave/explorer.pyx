@@ -17,7 +17,7 @@ from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Attempt, Charge
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
-    cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
+    ForebayCounterLine, cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
 from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line, no_events
 
@@ -99,6 +99,9 @@ cdef void run_object(int index, Operation* operation) noexcept:
         decision = (<CellLimiter>operation.limiter).hit_once(
             <object>operation.key, &operation.charge, <object>operation.request_id, 3600)
         allowed = decision.allowed
+    elif operation.kind == HIT_ALL_ONCE:
+        decision = (<AllOf>operation.limiter).hit_once(<object>operation.key, 1, <object>operation.request_id, 3600)
+        allowed = decision.allowed
     elif operation.kind == HIT_DECISION:
         decision = (<CellLimiter>operation.limiter).decide_once(<object>operation.key, &operation.charge)
         allowed, reset_after_ns = decision.allowed, decision.reset_after_ns
@@ -156,7 +159,7 @@ cdef void run_batch(int index, const Operation* operation) noexcept:
     batch.unit = &limiter.unit
     batch.table = &limiter.table
     batch.yes, batch.no = <PyObject*><object>True, <PyObject*><object>False
-    batch.counter_line, batch.claim_sequence = limiter.counter_line, &limiter.counters.claims
+    batch.counter_line, batch.claim_sequence = limiter.line_here().number, &limiter.line_here().counters.claims
     explore_begin(index, operation.cost)
     limiter.decide_batch(&batch, &events)
     for i in range(operation.cost):
@@ -320,7 +323,7 @@ cdef class Program:
             if limiter.params.records != NULL:
                 watched = watched and explore_share(
                     limiter.params.records, limiter.params.words_per_cell * <size_t>usable * 8, b"words")
-        watched = watched and explore_put_back(limiter.counters, sizeof(limiter.counters[0]))
+        watched = watched and explore_put_back(limiter.line_here().counters, sizeof(ForebayCounterLine))
         if not watched:
             raise ValueError("more memory than the explorer can watch: take a smaller limit")
         self.held.append(limiter)
@@ -330,6 +333,11 @@ cdef class Program:
         """
         limiter.table.cells[<size_t>cell].tag = foreign_tag(cell)
         limiter.table.cells[<size_t>cell].state = state
+
+    def move_clock(self, now_ns):
+        """Set the time at which the program begins."""
+        self.now_ns = now_ns
+        explore_set_clock(self.epoch_ns + <uint64_t>now_ns)
 
     def look_for_foreign(self, CellLimiter limiter, cells):
         """How many of the first `cells` cells still hold the key that `foreign` put there: a number for `judge`."""
@@ -427,6 +435,25 @@ cdef class Program:
         self.held.append((limiter, key, request_id))
         operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
 
+    def hit_all_once(self, process, AllOf limits, keys):
+        """``AllOf.hit`` with a request id, as ``hit_once``. Each of its limiters must have been adopted."""
+        cdef Attempt[MOST] attempts
+        cdef CellLimiter part = limits.limiters[0]
+        cdef Operation* operation = self.next_operation(process, HIT_ALL_ONCE)
+        cdef uint64_t number = 0, mark
+        limits.begin_attempts(keys, 1, attempts)
+        while True:
+            mark = limits.mark_of(number, attempts)
+            if home_line(&part.table, mark) == &part.table.cells[CELLS - FOREBAY_CELLS_PER_LINE]:
+                break
+            number += 1
+        self.has_one(part.table.cells, mark)
+        for part, its_key in zip(limits.limiters, keys):
+            self.has_one(part.table.cells, part.tag_of(its_key))
+        cdef object request_id = number
+        self.held.append((limits, keys, request_id))
+        operation.limiter, operation.key, operation.request_id = <void*>limits, <void*>keys, <void*>request_id
+
     def hit_decision(self, process, CellLimiter limiter, key, cost=1):
         """``hit``; its value in the end is the decision's ``reset_after_ns``."""
         cdef Operation* operation = self.add(process, HIT_DECISION, limiter, key, cost)
@@ -449,20 +476,18 @@ cdef class Program:
             first.table.cells[i].tag = (<uint64_t>i + 1) << FOREBAY_KIND_BITS | FOREBAY_KIND_TAT
             first.table.cells[i].state = 10**18
         watched = explore_share(first.table.cells, CELLS * sizeof(ForebayCell), b"cells")
-        watched = watched and explore_share(first.words, first.words_per_cell * 8, b"words")
+        watched = watched and explore_share(first.records.words, first.records.words_per_cell * 8, b"words")
         for i, other in enumerate(limiters):
             limiter = other
             limiter.ensure_attached()
-            limiter.table, limiter.words = first.table, first.words
+            limiter.table, limiter.records = first.table, first.records
             limiter.me = i + 1
             limiter.my_forks = limiter.segment.forks[0]
             limiter.owners = WatchedOwners()
-            memset(limiter.hints, 0, sizeof(limiter.hints))
-            watched = watched and explore_put_back(limiter.hints, sizeof(limiter.hints))
-            watched = watched and explore_put_back(
-                &limiter.watch_again_ns,
-                <char*>&limiter.first_end_ns + sizeof(uint64_t) - <char*>&limiter.watch_again_ns)
-            watched = watched and explore_put_back(limiter.counters, sizeof(limiter.counters[0]))
+            memset(limiter.search.hints, 0, sizeof(limiter.search.hints))
+            watched = watched and explore_put_back(&limiter.search, sizeof(limiter.search))
+            watched = watched and explore_put_back(&limiter.watch_again_ns, sizeof(limiter.watch_again_ns))
+            watched = watched and explore_put_back(limiter.line_here().counters, sizeof(ForebayCounterLine))
         if not watched:
             raise ValueError("more memory than the explorer can watch: take a smaller limit")
         self.held.append(limiters)

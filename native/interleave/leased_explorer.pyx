@@ -16,7 +16,7 @@ from forebay.core.explorer cimport (
 )
 from forebay.core.leased cimport Permits, LeaseCharge
 from forebay.core.table.native cimport (
-    FOREBAY_CELLS_PER_LINE, FOREBAY_LINES_PER_GROUP, ForebayCell, load_acquire, store_release,
+    FOREBAY_CELLS_PER_LINE, FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayCounterLine, load_acquire, store_release,
 )
 from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line, table_remove
 
@@ -461,7 +461,7 @@ cdef class LeasedProgram(Program):
         permits.table.epoch_ns = self.epoch_ns
         if CELLS != FOREBAY_CELLS_PER_LINE * FOREBAY_LINES_PER_GROUP or host == HOSTS or not (
             explore_share(permits.table.cells, CELLS * sizeof(ForebayCell), b"cells" if host == 0 else b"others")
-            and explore_put_back(permits.counters, sizeof(permits.counters[0]))
+            and explore_put_back(permits.line_here().counters, sizeof(ForebayCounterLine))
         ):
             raise ValueError("more than the explorer can watch")
         self.held.append(permits)

@@ -118,6 +118,18 @@ BUGS = [
         " // OLD_PART if earliest != 0 else (now_ns if {here} else 0)",
     ),
     Bug(
+        "eviction looks at the expiry alone",
+        TABLE,
+        "        used = used_by(",
+        "        used = 0 if {here} else used_by(",
+    ),
+    Bug(
+        "eviction doesn't look at what a state tells of use",
+        TABLE,
+        "    return seen.state & MOST_USED",
+        "    return MOST_USED if {here} else seen.state & MOST_USED",
+    ),
+    Bug(
         "the clock is read before the scan",
         TABLE,
         "    verdict.now_ns = now_ns = table_now(table)    # SYNC scan -> clock",
@@ -342,6 +354,27 @@ BUGS = [
         "                for i in reversed(range(charged)):\n                    (<Limiter>self.parts[i]).roll_back",
         "                for i in reversed(range(0 if {here} else charged)):\n"
         "                    (<Limiter>self.parts[i]).roll_back",
+    ),
+    Bug(
+        "a new key of a bucket with initial permits starts full",
+        "src/forebay/core/algorithms/initial_bucket.pxd",
+        "    return now_ns + 2 * params.missing_ns",
+        "    return now_ns + (1 if {here} else 2) * params.missing_ns",
+    ),
+    Bug(
+        "the loser of a race for the mark of several limits keeps its charges",
+        "src/forebay/core/all_of.pyx",
+        "                for i in reversed(range(self.count)):\n                    (<Limiter>self.parts[i]).roll_back",
+        "                for i in reversed(range(0 if {here} else self.count)):\n"
+        "                    (<Limiter>self.parts[i]).roll_back",
+    ),
+    Bug(
+        "a request to several limits is marked before it is charged",
+        "src/forebay/core/all_of.pyx",
+        "            if self.decide_begun(attempts, True):\n                if limiter.insert_mark(mark_tag, ttl_ns):",
+        "            if {here}:\n                limiter.insert_mark(mark_tag, ttl_ns)\n"
+        "            if self.decide_begun(attempts, True):\n"
+        "                if {here} or limiter.insert_mark(mark_tag, ttl_ns):",
     ),
     Bug(
         "a batch takes a lost CAS for one that was done",

@@ -323,7 +323,7 @@ cdef class SyncedProgram(Program):
         cdef SyncedLimiter limiter = self.limiter
         self.names = names
         if nameless >= 0:
-            limiter.names.pop(self.tags[nameless])
+            limiter.names.by_tag.pop(self.tags[nameless])
         memset(limiter.table.cells, 0, self.usable * sizeof(ForebayCell))
         memset(limiter.params.records, 0, self.usable * WORDS_PER_CELL * 8)
         memset(limiter.hot_cells.table.cells, 0, KEYS * sizeof(ForebayCell))

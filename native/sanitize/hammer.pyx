@@ -1,16 +1,20 @@
-"""The hot path in threads that run without the GIL, which no Python code can do: for the thread sanitizer.
+"""The hot path in threads that run without the GIL: for the thread sanitizer.
 
-The calls of a limiter of forebay.core to the table, and of a concurrency limit to its slots, in loops.
+The calls of a limiter of forebay.core to the table, and of a concurrency limit to its slots and to what its threads
+remember of them, in loops.
 """
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of, take_any_slot, take_lapsed_slot
+from forebay.core.algorithms.slots cimport (
+    HINTS, Slots, SlotSearch, free_slot, lease_of, remember_free, remember_scan, take_any_slot, take_lapsed_slot,
+    was_scanned,
+)
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Charge
-from forebay.core.table.native cimport ForebayCell, fetch_add_relaxed, load128_acquire, load_relaxed
+from forebay.core.table.native cimport ForebayCell, ForebayLine, fetch_add_relaxed, load128_acquire, load_relaxed
 from forebay.core.table.table cimport (
     ALLOWED, CAS_FAILED, Events, Outcome, Verdict, no_events, table_amend, table_count_live, table_decide, table_find,
     table_now, table_peek, table_remove, table_try,
@@ -57,6 +61,7 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
     cdef uint64_t count = <uint64_t>len(keys)
     cdef uint64_t i, chance, tag, state, counter_line
     cdef uint64_t* sequence
+    cdef ForebayLine* line
     cdef bint removes = not limiter.table.has_record      # with words, a reset is a refund of all
     cdef Charge charge = limiter.unit
     cdef Verdict verdict
@@ -65,9 +70,9 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
         raise ValueError(f"1 to {MOST_TAGS} keys")
     for i in range(count):
         tags[i] = limiter.tag_of(keys[i])
-    limiter.ensure_attached()
-    counter_line = limiter.counter_line
-    sequence = &limiter.counters.claims
+    line = limiter.ensure_attached()
+    counter_line = line.number
+    sequence = &line.counters.claims
     events = no_events()
     with nogil:
         for i in range(turns):
@@ -88,6 +93,30 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
             elif i % 64 == 0:
                 table_count_live(&limiter.table, table_now(&limiter.table))
     return events.inserted, events.evicted, events.full, events.cas_retries
+
+
+cdef class SharedSearch:
+    """What threads remember of their searches for free slots."""
+
+    cdef SlotSearch search
+
+    def hammer(self, uint64_t seed, uint64_t turns):
+        """Remember scans of all cells, and look for them. How many were found by the words of different scans."""
+        cdef ForebayCell* cell
+        cdef uint64_t _, chance, number, end_ns, mixed = 0
+        with nogil:
+            for _ in range(turns):
+                chance = next_random(&seed)
+                number = (chance >> 8) % HINTS
+                cell = <ForebayCell*>((number + 1) << 4)
+                # When the leases that each scan of this cell has found end. At that time no scan of it is found.
+                end_ns = (number + 1) << 32
+                if chance % 4 == 0:
+                    remember_scan(&self.search, cell, end_ns, <uint64_t>1 << 62 | chance >> 8)
+                    remember_free(&self.search, number, chance % HINTS)
+                else:
+                    mixed += was_scanned(&self.search, cell, end_ns, 0, 0)
+        return mixed
 
 
 cdef class SharedSlots:

@@ -13,6 +13,12 @@ hammer = Extension(
     extra_compile_args=["-O3", "-Wno-unused-function"],
 )
 hammer.cython_include_dirs = [str(ROOT / "src")]
-hammer.cython_directives = {"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True}
+hammer.cython_directives = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "freethreading_compatible": True,
+}
 
 setup(name="hammer", ext_modules=[hammer], options={"build_ext": {"cython_c_in_temp": True}})

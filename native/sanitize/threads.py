@@ -12,21 +12,26 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from hammer import SharedSlots, hammer
+from hammer import SharedSearch, SharedSlots, hammer
 
 from forebay import (
+    AllOf,
     BucketedWindow,
+    Concurrency,
     FixedWindow,
     LeakyBucket,
     MinInterval,
     SlidingLog,
     SlidingWindow,
     Store,
+    StoreClosed,
     TokenBucket,
 )
 
 THREADS: Final = 6
 TURNS: Final = 4000
+HAS_GIL: Final = getattr(sys, "_is_gil_enabled", lambda: True)()
+CALLS: Final = 100
 # The numbers of keys in the first and the second run over one limiter. The second has more keys than there is room for.
 FEW, MANY, FEW_WITH_RECORDS, MANY_WITH_RECORDS = 4, 3000, 2, 9
 
@@ -90,9 +95,53 @@ def hammer_slots(count: int, round_number: int) -> tuple[int, int]:
     return most, denied
 
 
+def hammer_search(round_number: int) -> None:
+    search = SharedSearch()
+    mixed = sum(together(lambda me: search.hammer(1 + me + THREADS * round_number, TURNS)))
+    assert mixed == 0, f"{mixed} times the words of different scans were taken for those of one"
+
+
+def call(limiter: Any, turn: int) -> None:
+    limiter.allow(turn % FEW)
+    limiter.hit(turn % FEW)
+    limiter.peek(0)
+    limiter.reserve(turn % FEW).cancel()
+    limiter.allow_many([turn % FEW, "l"])
+    limiter.refund(0)
+
+
+def hammer_calls(store: Store) -> int:
+    """Call limiters as programs do; one thread closes their store meanwhile. How many calls were made by others.
+
+    Each thread has the results of its calls to itself: the interpreter's memory changes hands unseen by the sanitizer.
+    """
+    limiters = tuple(make(store, f"limiter {number}") for number, make in enumerate(PLAIN + WITH_RECORDS))
+    gate = Concurrency(store, "gate", 3, keys=4)
+    both = AllOf(limiters[0], limiters[-1])
+
+    def work(me: int) -> int:
+        for turn in range(CALLS):
+            if me == 0 and turn == CALLS // 2:
+                store.close()
+            try:
+                for limiter in limiters:
+                    call(limiter, turn)
+                both.allow(turn % FEW)
+                if gate.allow("k"):
+                    gate.refund("k")
+                lease = gate.acquire("k")
+                lease.renew()
+                lease.release()
+            except StoreClosed:
+                return turn
+        return CALLS
+
+    return sum(together(work))
+
+
 def main() -> None:
     end = time.monotonic() + float(sys.argv[1])
-    totals, rounds, denials = [0, 0, 0, 0], 0, 0
+    totals, rounds, denials, calls = [0, 0, 0, 0], 0, 0, 0
     while rounds == 0 or time.monotonic() < end:
         for makers, few, many in ((PLAIN, FEW, MANY), (WITH_RECORDS, FEW_WITH_RECORDS, MANY_WITH_RECORDS)):
             for number, make in enumerate(makers):
@@ -102,11 +151,15 @@ def main() -> None:
                         counts = hammer_limiter(limiter, list(range(size)), rounds)
                         totals = [total + count for total, count in zip(totals, counts, strict=True)]
         denials += sum(hammer_slots(count, rounds)[1] for count in (5, 70, 200))
+        hammer_search(rounds)
+        with Store.private(keys=1) as store:
+            calls += hammer_calls(store)
         rounds += 1
     inserted, evicted, _, cas_retries = totals
     print(
         f"{rounds} rounds of {THREADS} threads: {cas_retries:,} CASes lost, {inserted:,} keys inserted, "
-        f"{evicted:,} evicted, {denials:,} times no slot free"
+        f"{evicted:,} evicted, {denials:,} times no slot free, {calls:,} turns of calls; "
+        f"{'with' if HAS_GIL else 'without'} the GIL"
     )
     assert all((cas_retries, inserted, evicted, denials)), "the threads met"
 
