@@ -6,12 +6,19 @@ A call releases the GIL, as a call from native code without the GIL does.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any, Final
 
+import pytest
+
+from forebay import Decision
+
 OK: Final = 0
 DENIED: Final = 0
+NOT_HELD: Final = 0
 ALLOWED: Final = 1
+HELD: Final = 1
 INVALID_ARGUMENT: Final = -1
 COST_EXCEEDS_LIMIT: Final = -2
 CLOSED: Final = -3
@@ -22,9 +29,11 @@ INVALID_RATE: Final = -7
 NO_MEMORY: Final = -8
 FAILED: Final = -9
 FINALIZING: Final = -10
+WRONG_LIMITER: Final = -11
 
 TEXT, BYTES, INT, LARGE_INT, PARTS = range(5)
 BOOK: Final = 1
+MOST_LIMITS: Final = 16
 
 
 class Request(ctypes.Structure):
@@ -50,6 +59,22 @@ class Result(ctypes.Structure):
         ("charge", c_uint64),
         ("allowed", c_uint32),
         ("full", c_uint32),
+        ("binding", c_uint32),
+        ("reserved", c_uint32),
+    )
+
+
+class Lease(ctypes.Structure):
+    _fields_ = (
+        ("maker", c_uint64),
+        ("key", c_uint64),
+        ("cell", c_uint64),
+        ("slot", c_uint64),
+        ("permits", c_uint64),
+        ("owner", c_uint64),
+        ("end_ns", c_uint64),
+        ("full", c_uint32),
+        ("reserved", c_uint32),
     )
 
 
@@ -73,11 +98,20 @@ class Api(ctypes.Structure):
         ("hash", _function(c_int32, c_void_p, c_uint32, c_char_p, c_size_t, POINTER(c_uint64))),
         ("allow", _function(c_int32, c_void_p, c_char_p, c_size_t)),
         ("allow_hash", _function(c_int32, c_void_p, c_uint64)),
+        ("tick", _function(c_int32, c_void_p)),
+        ("allow_at_tick", _function(c_int32, c_void_p, c_char_p, c_size_t)),
         ("decide", _function(c_int32, c_void_p, POINTER(Request), POINTER(Result))),
         ("peek", _function(c_int32, c_void_p, POINTER(Request), POINTER(Result))),
         ("refund", _function(c_int32, c_void_p, POINTER(Request), c_uint64)),
         ("reset", _function(c_int32, c_void_p, POINTER(Request))),
         ("decide_many", _function(c_int32, c_void_p, POINTER(Request), c_size_t, POINTER(c_uint8))),
+        (
+            "decide_all",
+            _function(c_int32, POINTER(c_void_p), POINTER(Request), c_size_t, POINTER(Result), POINTER(Result)),
+        ),
+        ("acquire", _function(c_int32, c_void_p, POINTER(Request), POINTER(Lease))),
+        ("renew", _function(c_int32, c_void_p, POINTER(Lease))),
+        ("release", _function(c_int32, c_void_p, POINTER(Lease))),
     )
 
 
@@ -180,6 +214,12 @@ class Thread:
     def allow_hash(self, value: int) -> int:
         return int(API.allow_hash(self.pointer, value))
 
+    def tick(self) -> int:
+        return int(API.tick(self.pointer))
+
+    def allow_at_tick(self, key: bytes) -> int:
+        return int(API.allow_at_tick(self.pointer, key, len(key)))
+
     def decide(self, key: bytes | None = None, cost: int = 1, **fields: Any) -> Result:
         result = Result()
         checked(API.decide(self.pointer, request_of(key, cost, **fields), result))
@@ -200,3 +240,49 @@ class Thread:
 
     def reset(self, key: bytes) -> None:
         checked(API.reset(self.pointer, request_of(key)))
+
+    def acquire(self, key: bytes, cost: int = 1, **fields: Any) -> tuple[int, Lease]:
+        lease = Lease()
+        return checked(API.acquire(self.pointer, request_of(key, cost, **fields), lease)), lease
+
+    def renew(self, lease: Lease) -> int:
+        return int(API.renew(self.pointer, lease))
+
+    def release(self, lease: Lease) -> int:
+        return int(API.release(self.pointer, lease))
+
+
+def decide_all(threads: Sequence[Thread], requests: Sequence[Request]) -> tuple[int, Result, list[Result]]:
+    """The status, the binding result, and each limit's."""
+    binding, each = Result(), (Result * len(requests))()
+    status = API.decide_all(array_of(threads), (Request * len(requests))(*requests), len(requests), binding, each)
+    return checked(status), binding, list(each)
+
+
+def array_of(threads: Sequence[Thread]) -> Any:
+    return (c_void_p * len(threads))(*[thread.pointer.value for thread in threads])
+
+
+# For tests
+
+
+def numbers(result: Result) -> tuple[Any, ...]:
+    return (
+        bool(result.allowed), bool(result.full), result.limit, result.remaining, result.retry_after_ns,
+        result.reset_after_ns,
+    )  # fmt: skip
+
+
+def numbers_of(decision: Decision) -> tuple[Any, ...]:
+    """The same of Python's decision."""
+    return (
+        decision.allowed, decision.full, decision.limit, decision.remaining, decision.retry_after_ns,
+        decision.reset_after_ns,
+    )  # fmt: skip
+
+
+def status_of(call: Callable[[], object]) -> int:
+    """The negative status that the call ends with."""
+    with pytest.raises(CallError) as caught:
+        call()
+    return caught.value.status

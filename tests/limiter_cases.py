@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oracle import Bucket, Queue, Rule
 from oracle_counts import (
     BucketedWindow,
+    CalendarWindow,
     ClockWindow,
     FirstWindow,
     Held,
@@ -141,6 +142,8 @@ class Case:
     tiers: list[tuple[dict[str, Any], Rule[Any]]] = field(default_factory=list)
     # Each key's windows begin at the key's own phase.
     staggered: bool = False
+    # How far the clock may go back for answers to be exact; 0: any time.
+    back: int = 0
 
     def costs(self) -> st.SearchStrategy[int]:
         return st.just(1) | st.integers(0, min(self.rule.most, 3)) | magnitudes(1, self.rule.most)
@@ -233,6 +236,27 @@ def fixed_windows(draw: st.DrawFn, measure: Measure, align: Any) -> Case:
 
 
 @st.composite
+def calendar_windows(draw: st.DrawFn, measure: Measure) -> Case:
+    unit, days = draw(st.sampled_from([("day", 1), ("week", 7), ("month", 31), ("year", 366)]))
+    timezone = draw(st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu"]))
+    limit = draw(measure.limits(measure.most_limit))
+    of_tier = draw(measure.limits(limit))
+    rule = CalendarWindow(limit, days * 86_400 * NS, unit=unit, timezone=timezone)
+    return Case(
+        lambda store, name="api": forebay.FixedWindow(
+            store, name, f"{limit}/{unit}", align="calendar", timezone=timezone
+        ),
+        rule,
+        step=3600 * NS,
+        span=rule.period_ns,
+        measure=measure,
+        tiers=[({"rate": f"{of_tier} per {unit}"}, replace(rule, limit=of_tier))],
+        # A limiter knows the edges of 64 windows.
+        back=60 * 23 * 3600 * NS,
+    )
+
+
+@st.composite
 def sliding_windows(draw: st.DrawFn, measure: Measure, exact: bool = True) -> Case:
     """With `exact`, both counts are exact; without, large limits may round the previous count, as in memory."""
     period = draw(measure.windows())
@@ -303,6 +327,7 @@ def cases_of(measure: Measure) -> dict[str, st.SearchStrategy[Case]]:
         "FixedWindowClock": fixed_windows(measure, "clock"),
         "FixedWindowFirst": fixed_windows(measure, "first"),
         "FixedWindowStagger": fixed_windows(measure, "stagger"),
+        **({"FixedWindowCalendar": calendar_windows(measure)} if measure is MEMORY else {}),
         "SlidingWindow": sliding_windows(measure),
         "BucketedWindow": bucketed_windows(measure),
         "SlidingLog": sliding_logs(measure),

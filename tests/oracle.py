@@ -15,7 +15,17 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-__all__ = ["AllOfOracle", "Answer", "Booking", "Bucket", "Oracle", "Queue", "Rule", "TokenBucketOracle"]
+__all__ = [
+    "AllOfOracle",
+    "Answer",
+    "Booking",
+    "Bucket",
+    "InitialBucket",
+    "Oracle",
+    "Queue",
+    "Rule",
+    "TokenBucketOracle",
+]
 
 State = TypeVar("State")
 
@@ -198,6 +208,36 @@ class Bucket(Rule[int]):
 
     def delay_ns(self, state: int, now_ns: int, cost: int) -> int:
         return self.retry_after_ns(state, now_ns, cost)
+
+
+@dataclass(frozen=True)
+class InitialBucket(Bucket):
+    """A bucket whose keys start with `initial` permits; the others come from the first charge on.
+
+    A key is new again when its bucket has been full for as long as a new one takes to fill.
+    """
+
+    initial: int = 1
+    fresh = -1  # as a refund at time 0 may leave a bucket that is full since 0
+
+    @property
+    def missing_ns(self) -> int:
+        """The time in which a new key's bucket fills."""
+        return self.tolerance_ns - Bucket(self.limit, self.period_ns, self.initial).tolerance_ns
+
+    def start_ns(self, state: int, now_ns: int) -> int:
+        """The theoretical arrival time before a charge."""
+        is_new = state == self.fresh or state + self.missing_ns <= now_ns
+        return now_ns + self.missing_ns if is_new else max(state, now_ns)
+
+    def allows(self, state: int, now_ns: int, cost: int) -> bool:
+        return self.start_ns(state, now_ns) + self.increment_ns(cost) - now_ns <= self.tolerance_ns
+
+    def charged(self, state: int, now_ns: int, cost: int) -> int:
+        return self.start_ns(state, now_ns) + self.increment_ns(cost)
+
+    def over_ns(self, state: int) -> int:
+        return state + self.missing_ns
 
 
 class Queue(Bucket):

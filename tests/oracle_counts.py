@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
+from zoneinfo import ZoneInfo
 
 from oracle import Rule
 
 __all__ = [
     "BucketedWindow",
+    "CalendarWindow",
     "ClockWindow",
     "Counting",
     "FirstWindow",
@@ -21,6 +24,7 @@ __all__ = [
     "first_window_in_memory",
 ]
 
+NS: Final = 1_000_000_000
 State = TypeVar("State")
 Entries = tuple[tuple[int, int], ...]
 Written = tuple[tuple[int, int, bool], ...]
@@ -109,6 +113,33 @@ class ClockWindow(Counting[tuple[int, int]]):
 
 
 @dataclass(frozen=True)
+class CalendarWindow(ClockWindow):
+    """Days, weeks from Monday, months or years of a time zone in which every day has one midnight."""
+
+    unit: str = "day"
+    timezone: str = "UTC"
+
+    def window(self, now_ns: int) -> int:
+        local = dt.datetime.fromtimestamp(now_ns // NS, ZoneInfo(self.timezone))
+        if self.unit in ("day", "week"):
+            return local.toordinal() if self.unit == "day" else (local.toordinal() - 1) // 7
+        return 12 * local.year + local.month if self.unit == "month" else local.year
+
+    def over_ns(self, state: tuple[int, int]) -> int:
+        following = state[0] + 1
+        if state == self.fresh:
+            return 0
+        if self.unit in ("day", "week"):
+            first = dt.date.fromordinal(following if self.unit == "day" else 7 * following + 1)
+        elif self.unit == "month":
+            first = dt.date((following - 1) // 12, (following - 1) % 12 + 1, 1)
+        else:
+            first = dt.date(following, 1, 1)
+        midnight = dt.datetime(first.year, first.month, first.day, tzinfo=ZoneInfo(self.timezone))
+        return int(midnight.timestamp()) * NS
+
+
+@dataclass(frozen=True)
 class FirstWindow(Counting[tuple[int, int]]):
     """A count per window; the first request after a window's end begins the next. State: (end, count).
 
@@ -139,8 +170,14 @@ class FirstWindow(Counting[tuple[int, int]]):
 
 
 def first_window_in_memory(limit: int, period_ns: int) -> FirstWindow:
-    """In memory: the larger the limit, the fewer bits a state has for its end, so the coarser the windows' begins."""
-    apart_ns = 1 << max(limit.bit_length() - 2, 0)
+    """In memory: the larger the limit, the fewer bits a state has for its end, so the coarser the windows' begins.
+
+    Three bits tell eviction how much is used, if they fit.
+    """
+    bits = limit.bit_length()
+    if bits + 3 <= period_ns.bit_length():
+        bits += 3
+    apart_ns = 1 << max(bits - 2, 0)
     round_ns = next(step * 10**power for power in range(19) for step in (1, 2, 5) if step * 10**power >= apart_ns)
     divides = period_ns % round_ns == 0 and round_ns < period_ns
     return FirstWindow(limit, period_ns, period_ns // (round_ns if divides else apart_ns))

@@ -256,6 +256,8 @@ class LimiterAndOracle(RuleBasedStateMachine):
         self.waits = []
 
     def move(self, now: int) -> None:
+        if self.case.back:
+            self.earliest = max(self.earliest, self.latest - self.case.back)
         self.now = min(max(now, self.earliest), self.measure.latest)
         self.latest = max(self.latest, self.now)
         self.place.clock.set_ns(self.now * self.measure.unit_ns)

@@ -7,6 +7,7 @@ promises hold there, too.
 from __future__ import annotations
 
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from typing import Any, Final, TypeVar
 from process_helpers import DEADLINE_S, Hung
 
 T = TypeVar("T")
+
+FREE_THREADED: Final = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+"""Whether this interpreter is built for threads without the GIL, which may be on nevertheless."""
 
 HAS_GIL: Final = getattr(sys, "_is_gil_enabled", lambda: True)()
 SPINS: Final = 0 if HAS_GIL else 200

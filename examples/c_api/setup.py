@@ -1,4 +1,4 @@
-"""Builds both examples beside it: ``python setup.py build_ext --inplace``."""
+"""Builds the examples beside it: ``python setup.py build_ext --inplace``."""
 
 from setuptools import Extension, setup
 
@@ -8,6 +8,7 @@ setup(
     name="forebay-examples",
     ext_modules=[
         Extension("gate", ["gate.c"], include_dirs=[forebay.get_include()]),
+        Extension("service", ["service.c"], include_dirs=[forebay.get_include()]),
         Extension("line_filter", ["line_filter.pyx"], include_dirs=[forebay.get_include()]),
     ],
 )

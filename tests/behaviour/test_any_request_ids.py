@@ -11,9 +11,12 @@ from limiter_makers import OF_A_HUNDRED
 from places import IN_MEMORY, NS, STRICT, Clock, Place
 
 from forebay import (
+    AllOf,
+    Concurrency,
     CostExceedsLimit,
     FixedWindow,
     InvalidKey,
+    InvalidLimiter,
     InvalidRate,
     MinInterval,
     SlidingLog,
@@ -252,3 +255,69 @@ def test_min_interval_does_not_remember_denied_requests(store: Any, clock: Clock
     assert not gap.peek("ada")
     gap.refund("ada", request_id="r")
     assert gap.peek("ada")
+
+
+# Several limits
+
+
+@pytest.fixture
+def several(store: Any) -> Any:
+    return AllOf(TokenBucket(store, "hour", "100/hour"), FixedWindow(store, "day", "100/day", align="first"))
+
+
+def test_repeated_request_to_several_limits_is_charged_once_to_all(several: Any) -> None:
+    for _ in range(3):
+        decision = several.hit(["k", "all"], [3, 5], request_id="r", request_ttl="10 minutes")
+        assert (decision.allowed, decision.remaining, decision.retry_after) == (True, LIMIT - 5, 0.0)
+        assert [one.peek(key).remaining for one, key in zip(several.limiters, ["k", "all"], strict=True)] == [97, 95]
+    # Another id, other keys and other costs are other requests.
+    several.hit(["k", "all"], [3, 5], request_id="another")
+    several.hit(["l", "all"], [3, 5], request_id="r")
+    several.hit(["k", "all"], [5, 3], request_id="r")
+    assert [one.peek(key).remaining for one, key in zip(several.limiters, ["k", "all"], strict=True)] == [89, 82]
+
+
+def test_request_to_several_limits_is_allowed_again_when_no_permits_remain(several: Any) -> None:
+    assert several.hit("k", LIMIT, request_id="r")
+    repeated = several.hit("k", LIMIT, request_id="r")
+    assert (repeated.allowed, repeated.remaining, repeated.retry_after) == (True, 0, 0.0)
+    denied = several.hit("k", request_id="another")
+    assert not denied
+    assert denied.retry_after > 0
+    several.refund("k", request_id="another")
+    assert not several.allow("k")
+
+
+def test_refund_of_a_request_to_several_limits_gives_back_once(several: Any) -> None:
+    assert several.hit("k", 10)
+    assert several.hit("k", 3, request_id="r")
+    for unknown in ({"key": "k", "cost": 4}, {"key": "l", "cost": 3}, {"key": "k", "cost": 2**70}):
+        several.refund(**unknown, request_id="r")
+        assert left(several) == LIMIT - 13
+    for _ in range(3):
+        several.refund("k", 3, request_id="r")
+        assert [left(one) for one in several.limiters] == [LIMIT - 10] * 2
+    assert several.hit("k", 3, request_id="r").remaining == LIMIT - 13
+
+
+def test_request_to_several_limits_with_cost_0_leaves_no_mark(several: Any) -> None:
+    assert several.hit("k", 0, request_id="r")
+    assert several.hit("k", [0, 2], request_id="r")
+    assert several.hit("k", [0, 2], request_id="r").remaining == LIMIT - 2
+
+
+def test_wrong_request_ids_of_several_limits_charge_nothing(several: Any, store: Any) -> None:
+    with pytest.raises(InvalidKey, match="request_id is str"):
+        several.hit("k", request_id=1.5)
+    with pytest.raises(InvalidKey, match="request_ttl of 5 says"):
+        several.hit("k", request_ttl=5)
+    with pytest.raises(InvalidRate):
+        several.hit("k", request_id="r", request_ttl="soon")
+    with pytest.raises(CostExceedsLimit):
+        several.hit("k", [1, LIMIT + 1], request_id="r")
+    assert left(several) == LIMIT
+    with_slots = AllOf(several.limiters[0], Concurrency(store, "c", 5, keys=9))
+    for method in (with_slots.hit, with_slots.refund):
+        with pytest.raises(InvalidLimiter, match=r"takes no request_id.*holds permits of its own"):
+            method("k", request_id="r")
+    assert left(several) == LIMIT

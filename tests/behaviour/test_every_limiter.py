@@ -46,5 +46,7 @@ def machine_of(kind: str, place_kind: str) -> Any:
 APART = [("Concurrency", "private"), ("Concurrency", "named")]
 for kind in cases_of(MEMORY):
     for place_kind in PLACES:
+        if kind not in cases_of(PLACES[place_kind][0]):
+            continue
         if (kind, place_kind) not in APART and (place_kind != "synced" or kind in OF_ONE_HOST):
             globals()[f"Test{kind}{place_kind.title()}"] = machine_of(kind, place_kind)

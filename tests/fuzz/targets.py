@@ -393,7 +393,7 @@ class Twin:
     def is_live(self) -> bool:
         tag, state = layout.CELL.unpack(self.memory.read(self.cell, layout.CELL.size))
         assert tag >> layout.KIND_BITS == self.fingerprint
-        until_ns: int = state >> 2 if tag & KIND_MASK == layout.KIND_COUNT else state
+        until_ns: int = state if tag & KIND_MASK == layout.KIND_TAT else state >> 2
         return until_ns > self.memory.now_ns
 
     @contextlib.contextmanager

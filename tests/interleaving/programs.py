@@ -423,6 +423,31 @@ class SceneOfOneRequest(Scene):
         return ""
 
 
+class SceneOfOneRequestToSeveral(SceneOfSeveral):
+    """One request to several limits, known by its id, that is sent several times: each limit is charged once.
+
+    A process that is killed before the mark leaves unknown charges: the safe side.
+    """
+
+    def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
+        assert (kind, cost, key) == ("hit", 1, None)
+        self.program.hit_all_once(process, self.limiter, self.keys)
+        self.operations.append(Operation(process, kind, self.key, cost, len(self.operations)))
+        return self
+
+    def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
+        assert isinstance(self.rule, Both)
+        answers = [d.allowed for d in done if d.done]
+        killed = sum(d.begun and not d.done for d in done)
+        if not all(answers):
+            return f"the request was denied: {answers}"
+        for rule, final in zip(self.rule.rules, finals, strict=True):
+            charged = rule.most - final
+            if not bool(answers) <= charged <= 1 + killed:
+                return f"charged {charged} times, with {killed} killed"
+        return ""
+
+
 class SceneOfAnswers(Scene):
     """Requests whose decisions describe a state that others may have changed since."""
 
@@ -481,6 +506,28 @@ class SceneOfExpiredKeys(Scene):
         if left < CELLS_PER_LINE:
             return f"{CELLS_PER_LINE - left} expired keys gave way, though there were empty cells"
         return super().judge(done, finals, final_ns)
+
+
+class SceneOfKeptLimit(Scene):
+    """A key at its limit, and beside it two that have used less: all the room there is. Two more keys come and evict.
+
+    The key at its limit expires first, and yet stays.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, usable=3, on_full="evict")
+        others = [self.program.key(self.limiter, number=number) for number in range(1, 5)]
+        self.before(self.rule.most)
+        self.at_ns += 10
+        self.program.move_clock(self.at_ns)
+        for key in others[:2]:
+            self.before(key=key)
+        self.hits(0).hits(1, key=others[2]).hits(2, key=others[3])
+
+    def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
+        if done[0].allowed or finals[0] > 0:
+            return "the key at its limit was reset"
+        return "" if all(d.allowed for d in done[1:] if d.done) else "a new key found no room"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leased_programs import LeasedScene
-from oracle import Bucket
+from oracle import Bucket, InitialBucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
 from oracle_counts import SlidingWindow as Sliding
@@ -16,7 +16,9 @@ from programs import (
     Scene,
     SceneOfAnswers,
     SceneOfExpiredKeys,
+    SceneOfKeptLimit,
     SceneOfOneRequest,
+    SceneOfOneRequestToSeveral,
     SceneOfRoomLater,
     SceneOfSeveral,
     SceneOfSlots,
@@ -40,6 +42,14 @@ class Explorable:
 
 def token_bucket(burst: int, **options: Any) -> Scene:
     return Scene(lambda s: forebay.TokenBucket(s, "limit", "1/second", burst=burst), Bucket(1, NS, burst), **options)
+
+
+def initial_bucket(burst: int, initial: int, **options: Any) -> Scene:
+    return Scene(
+        lambda s: forebay.TokenBucket(s, "limit", "1/second", burst, initial=initial),
+        InitialBucket(1, NS, burst, initial),
+        **options,
+    )
 
 
 def interval_bucket(burst: int, **options: Any) -> Scene:
@@ -322,6 +332,12 @@ def removal_by_two() -> Scene:
 
 
 SCENES |= {
+    "token bucket with initial permits: hits": Explorable(
+        lambda: initial_bucket(3, 2).hits(0, 1), {**SECOND, "crashes": 1}, {"crashes": 2}
+    ),
+    "token bucket with initial permits: hits and a refund": Explorable(
+        lambda: initial_bucket(3, 2).before().hits(0, 1).add(2, "refund"), {**SECOND, "crashes": 1}, {"crashes": 2}
+    ),
     "insertion by two": Explorable(lambda: token_bucket(1).hits(0, 1), {"crashes": 1}, {"crashes": 2}),
     "insertion by two on weaker memory": Explorable(
         lambda: token_bucket(1, usable=3).hits(0, 1), {"crashes": 1, "stale_reads": 2}, {"stale_reads": 4}
@@ -343,6 +359,20 @@ SCENES |= {
         lambda: token_bucket(1, usable=1, on_full="evict").hits(0, 1), {"crashes": 1}, {"crashes": 2}
     ),
     "eviction": Explorable(eviction, {"preemptions": 4}, {"preemptions": None, "crashes": 1}),
+    "eviction, a first window at its limit": Explorable(
+        lambda: SceneOfKeptLimit(
+            lambda s: forebay.FixedWindow(s, "limit", "3/second", align="first"), first_window_in_memory(3, NS)
+        ),
+        {"preemptions": 3},
+        {"preemptions": 5, "crashes": 1},
+    ),
+    "eviction, a log at its limit": Explorable(
+        lambda: SceneOfKeptLimit(
+            lambda s: forebay.SlidingLog(s, "limit", "2/second", keys=3), Log(2, NS, readings_differ=True)
+        ),
+        {"preemptions": 2},
+        {"preemptions": 3},
+    ),
     "one cell for two": Explorable(lambda: token_bucket(2, usable=1).hits(0, 1), {"crashes": 1}, {"crashes": 2}),
     "no eviction of a neighbour": Explorable(no_eviction_of_a_neighbour, {}, {"crashes": 1}),
     "removal": Explorable(removal, {"crashes": 1}, {"crashes": 2}),
@@ -542,6 +572,14 @@ def one_request() -> Scene:
     return SceneOfOneRequest(lambda s: forebay.TokenBucket(s, "limit", "1/hour", burst=3), Bucket(1, 3600 * NS, 3))
 
 
+def request_to_two() -> Scene:
+    limits = [
+        (lambda s, name=name: forebay.TokenBucket(s, name, "1/hour", burst=3), Bucket(1, 3600 * NS, 3))
+        for name in ("one", "another")
+    ]
+    return SceneOfOneRequestToSeveral(limits)
+
+
 def request_without_room() -> Scene:
     return SceneOfRoomLater(lambda s: forebay.TokenBucket(s, "limit", "1/hour", burst=1), Bucket(1, 3600 * NS, 1))
 
@@ -564,6 +602,9 @@ SCENES |= {
     ),
     "one request sent twice": Explorable(
         lambda: one_request().hits(0, 1), {"preemptions": 4, "crashes": 1}, {"preemptions": None}
+    ),
+    "one request to two limits, sent twice": Explorable(
+        lambda: request_to_two().hits(0, 1), {"preemptions": 3, "crashes": 1}, {"preemptions": 4}
     ),
     "one request sent twice, let in uncharged": Explorable(
         request_without_room, {"preemptions": 3}, {"preemptions": 4}

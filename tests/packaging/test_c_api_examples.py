@@ -17,7 +17,7 @@ import pytest
 from process_helpers import COUNTER_FIELDS, Crew, counter_lines, path_of, wait_until
 
 import forebay
-from forebay import FixedWindow, SlidingLog, Store, TokenBucket
+from forebay import Concurrency, FixedWindow, SlidingLog, Store, TokenBucket
 from forebay.segment import layout
 from forebay.testing import ManualClock
 
@@ -27,7 +27,7 @@ EXAMPLES = ROOT / "examples" / "c_api"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory with both examples, built as their setup.py states."""
+    """A directory with the examples, built as their setup.py states."""
     directory = tmp_path_factory.mktemp("examples")
     for file in EXAMPLES.iterdir():
         if file.is_file() and file.suffix in {".c", ".pyx", ".py"}:
@@ -52,6 +52,14 @@ def gate(built: Path) -> ModuleType:
     import gate
 
     module: ModuleType = gate
+    return module
+
+
+@pytest.fixture
+def service(built: Path) -> ModuleType:
+    import service
+
+    module: ModuleType = service
     return module
 
 
@@ -98,7 +106,8 @@ def test_the_header_compiles_and_has_the_layout_that_other_languages_declare(
 ) -> None:
     """Size and offsets, of structs that were declared from the header by hand: as in Rust, so in ctypes."""
     structs: dict[str, type[ctypes.Structure]] = {
-        "forebay_request": c_api.Request, "forebay_result": c_api.Result, "forebay_api": c_api.Api,
+        "forebay_request": c_api.Request, "forebay_result": c_api.Result, "forebay_lease": c_api.Lease,
+        "forebay_api": c_api.Api,
     }  # fmt: skip
     lines, expected = [], []
     for name, struct in structs.items():
@@ -151,6 +160,28 @@ def test_the_c_example_decides_in_native_threads(gate: ModuleType, store_name: s
             gate.run(store, b"k", threads=1, requests=1)
     with pytest.raises(ValueError, match="closed"):
         gate.run(limiter, b"k", threads=1, requests=1)
+
+
+def test_the_second_c_example_serves_within_all_limits(service: ModuleType, store_name: str) -> None:
+    with Store(store_name, keys=100) as store:
+        places = Concurrency(store, "places", 2, lease="1h")
+        limiters = TokenBucket(store, "user", "1000/day"), SlidingLog(store, "all", "900/day", keys=4)
+        served, limited, busy, retry_after_ns, error = service.run(places, limiters, b"k", threads=4, requests=500)
+        # Two requests that race for the last permit may both be denied.
+        assert 897 <= served <= 900
+        assert (served + limited + busy, error) == (2000, None)
+        assert limited
+        assert 0 < retry_after_ns < 86_400 * 10**9
+        assert [limiter.peek("k").remaining for limiter in limiters] == [1000 - served, 900 - served]
+        assert places.peek("k").remaining == 2
+        assert places.acquire("k", 2)
+        assert service.run(places, limiters, b"k", threads=2, requests=10)[2:] == (20, 2**64 - 1, None)
+        with pytest.raises(ValueError, match="1 to 16 limiters"):
+            service.run(places, (), b"k", threads=1, requests=1)
+        for wrong in ((limiters[0], limiters), (places, (*limiters, places))):
+            assert "another kind" in service.run(*wrong, b"other", threads=1, requests=1)[-1]
+        assert "no limiter" in service.run(store, limiters, b"k", threads=1, requests=1)[-1]
+    assert "closed" in service.run(places, limiters, b"k", threads=2, requests=1)[-1]
 
 
 def test_the_cython_example_decides_for_each_line(line_filter: ModuleType, clock: ManualClock) -> None:

@@ -21,7 +21,7 @@ from process_helpers import (
     until_raced,
 )
 
-from forebay import BucketedWindow, FixedWindow, SlidingLog, Store, TokenBucket
+from forebay import AllOf, BucketedWindow, FixedWindow, SlidingLog, Store, TokenBucket
 from forebay.testing import ManualClock
 
 REFILLS_NOTHING = "10000/year"  # a permit in 53 minutes
@@ -165,6 +165,35 @@ def _take_all(me: int, name: str, kind: str, keys: int, meeting: Meeting) -> lis
         take = TAKEN_FROM[kind](store, keys).take_up_to
         meeting.wait(me)
         return [list(iter(partial(take, key, 7), 0)) for key in range(keys)]
+
+
+def test_a_request_to_several_limits_is_charged_once(crew: Crew, name: str) -> None:
+    """All processes send each request at the same moment. One that finds another's mark gives its charges back."""
+    processes, requests = 3, 5000
+
+    def turn(number: int) -> int:
+        with Store(name, keys=4 * requests) as store:
+            results = crew.run(processes, _send_all, name, requests, Meeting(processes))
+            left = [limiter.peek("k").remaining for limiter in _two(store, requests)]
+            stats = store.stats()
+        assert results == [requests] * processes
+        assert left == [processes * requests - requests] * 2
+        Store.unlink(name)
+        return stats.total.cas_retries
+
+    until_raced(turn)
+
+
+def _two(store: Store, requests: int) -> list[Any]:
+    most = 3 * requests
+    return [TokenBucket(store, "one", REFILLS_NOTHING, most), FixedWindow(store, "two", f"{most}/year", align="first")]
+
+
+def _send_all(me: int, name: str, requests: int, meeting: Meeting) -> int:
+    with Store(name, keys=4 * requests) as store:
+        hit = AllOf(*_two(store, requests)).hit
+        meeting.wait(me)
+        return sum(hit("k", request_id=number).allowed for number in range(requests))
 
 
 def test_closing_other_stores_during_batches_loses_no_count(crew: Crew, name: str) -> None:

@@ -4,18 +4,21 @@
 the source but not that key can choose no better than chance: keys that all collide under one hash key are spread like
 any others under another.
 
-*A flood of one-off keys* with ``on_full="evict"``. A newcomer that finds all 48 cells of its probe set live takes the
-one that expires first. So a key can be evicted only if the 47 others in a probe set expire no earlier than it does.
-Whether one request for each is enough for that is the algorithm's affair:
+*A flood of one-off keys* with ``on_full="evict"``. A newcomer that finds all 48 cells of its probe set live takes that
+of the key that has used least; of several, the one that expires first. So a key can be evicted only if each of the 47
+others in a probe set has used as much. A flood of keys that come once never resets a key that is at its limit, however
+long it lasts. To reset one, a flood must use about as much of each of its keys, and it takes about as many of them as
+the table has cells:
 
-* Some states order by use: token bucket and leaky bucket; in fours, a token bucket in intervals, and fixed and sliding
-  window within one window. There an eviction forgives no more permits than each of those 47 was charged. A flood of
-  keys that come once never resets a key that is at its limit, however long it lasts. One of keys that are charged k
-  permits each forgives k; it takes about as many keys as the table has cells, and got k permits for each of them.
-* Other states order by the key's last use: sliding log, bucketed window, ``align="first"`` and ``"stagger"``, minimum
-  interval, concurrency, and a sliding window that has not been used in this window yet. There newcomers outlast a key
-  with one request each. Since they can't be aimed, it takes about as many of them as the table has cells. The same
-  holds between limiters of one store that forget at different times.
+* token bucket and leaky bucket: states expire in the order of use. An eviction forgives no more permits than each of
+  those 47 was charged. So it is in a token bucket in intervals, and in fixed and sliding window within one window.
+* sliding log, bucketed window, concurrency: the record has the exact number.
+* ``align="first"`` and ``align="stagger"``: the state tells how many bits the count has, up to 7. So a flood must use
+  64 permits of each of its keys, or for a smaller limit at least half as many as the key at its limit.
+
+Some floods are cheaper still. In a minimum interval each live key has used all of its limit. A sliding window that has
+not been used in this window yet, and limiters of one store that forget at different times, are ordered by the last use:
+there newcomers outlast a key with one request each.
 """
 
 from __future__ import annotations
@@ -250,18 +253,46 @@ LEAKY_BUCKET: Final = Kind("leaky bucket", lambda store, limit: LeakyBucket(stor
 FIXED_WINDOW: Final = Kind("fixed window", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour"))
 SLIDING_WINDOW: Final = Kind("sliding window", lambda store, limit: SlidingWindow(store, LIMITER, f"{limit}/hour"))
 
-TELLING_USE: Final = [TOKEN_BUCKET, INTERVALS, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW]
-TELLING_TIME: Final = [
-    Kind("fixed window, first", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour", align="first")),
-    Kind("fixed window, stagger", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour", align="stagger")),
-    Kind(
-        "bucketed window",
-        lambda store, limit: BucketedWindow(store, LIMITER, f"{limit}/hour", keys=EXTENT_KEYS),
+ORDERED_BY_EXPIRY: Final = [TOKEN_BUCKET, INTERVALS, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A limiter whose keys eviction compares by what they have used."""
+
+    kind: Kind
+    resets: int
+    """How much of a limit of 100 a flood must use of each of its keys to reset one at its limit."""
+
+
+ORDERED_BY_USE: Final = [
+    Ordered(
+        Kind("fixed window, first", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour", align="first")),
+        # A count of seven bits.
+        64,
     ),
-    Kind("sliding log", lambda store, limit: SlidingLog(store, LIMITER, f"{limit}/hour", keys=EXTENT_KEYS)),
-    Kind("concurrency", lambda store, limit: Concurrency(store, LIMITER, limit, lease="30m", keys=EXTENT_KEYS)),
-    Kind("minimum interval", lambda store, limit: MinInterval(store, LIMITER, "1 hour")),
+    Ordered(
+        Kind(
+            "fixed window, stagger", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour", align="stagger")
+        ),
+        64,
+    ),
+    Ordered(
+        Kind(
+            "bucketed window",
+            lambda store, limit: BucketedWindow(store, LIMITER, f"{limit}/hour", keys=EXTENT_KEYS),
+        ),
+        LIMIT,
+    ),
+    Ordered(
+        Kind("sliding log", lambda store, limit: SlidingLog(store, LIMITER, f"{limit}/hour", keys=EXTENT_KEYS)), LIMIT
+    ),
+    Ordered(
+        Kind("concurrency", lambda store, limit: Concurrency(store, LIMITER, limit, lease="1h", keys=EXTENT_KEYS)),
+        LIMIT,
+    ),
 ]
+MIN_INTERVAL: Final = Kind("minimum interval", lambda store, limit: MinInterval(store, LIMITER, "1 hour"))
 
 FILLS: Final = (0.0, 0.4, 0.76)
 fills = pytest.mark.parametrize("fill", FILLS)
@@ -326,17 +357,22 @@ def record_after(record: Record, what: str, after: list[int]) -> None:
     )
 
 
-# States that order by use.
+# What orders by use.
 
 
 @fills
-@pytest.mark.parametrize("kind", TELLING_USE, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [*ORDERED_BY_EXPIRY, *(ordered.kind for ordered in ORDERED_BY_USE)], ids=lambda kind: kind.name
+)
 def test_keys_that_come_once_never_reset_one_at_its_limit(kind: Kind, fill: float, record: Record) -> None:
     with flooded(kind, fill) as (limiter, clock, store):
         flood = Flood(limiter, clock)
         assert flood.until_reset(limiter, VICTIMS) == []
         assert store.stats().total.evicted > 30 * CELLS, "this was no flood"
-        assert max(limiter.peek(victim).remaining for victim in VICTIMS) == 0
+        live = [victim for victim in VICTIMS if not is_reset(limiter, victim)]
+        # A staggered window may have ended meanwhile.
+        assert len(live) == len(VICTIMS) or (kind.name == "fixed window, stagger" and len(live) > len(VICTIMS) // 2)
+        assert max(limiter.peek(victim).remaining for victim in live) == 0
     if fill == max(FILLS):
         record(f"flooding, {kind.name}: not reset by one-off keys", f"{flood.keys / CELLS:.0f} per cell")
 
@@ -393,22 +429,96 @@ def test_the_cost_of_resetting_a_bucket_at_its_limit(kind: Kind, record: Record)
     )
 
 
-# States that order by the last use.
+@pytest.mark.parametrize("ordered", ORDERED_BY_USE, ids=lambda ordered: ordered.kind.name)
+def test_a_flood_resets_a_key_only_if_it_uses_as_much_of_each_of_its_own(ordered: Ordered, record: Record) -> None:
+    for charged in (2, LIMIT // 2, ordered.resets - 1):
+        with flooded(ordered.kind, 0.4) as (limiter, clock, _):
+            assert Flood(limiter, clock, charged).until_reset(limiter, VICTIMS, most=4 * CELLS) == []
+    # No other keys: one that comes to the cell of an evicted key of a concurrency limit finds the permits there held.
+    with flooded(ordered.kind, 0.0) as (limiter, clock, _):
+        after = Flood(limiter, clock, ordered.resets).until_reset(limiter, VICTIMS, most=4 * CELLS)
+    assert after
+    assert min(after) > CELLS // 16
+    record(
+        f"flooding, {ordered.kind.name} of {LIMIT}: reset by permits for other keys",
+        f"{min(after) * ordered.resets / CELLS:.0f} to {max(after) * ordered.resets / CELLS:.0f} per cell, "
+        f"{len(after)} of {len(VICTIMS)} keys",
+    )
+
+
+@pytest.mark.parametrize("ordered", ORDERED_BY_USE, ids=lambda ordered: ordered.kind.name)
+def test_the_key_that_has_used_less_goes_first_though_it_expires_last(ordered: Ordered) -> None:
+    """Keys at their limit come first, and all others later, so theirs expire later."""
+    with flooded(ordered.kind, 0.0) as (limiter, clock, store):
+        # A staggered window may end in between.
+        lasting = [victim for victim in VICTIMS if limiter.peek(victim, 0).reset_after > 60]
+        clock.advance(60)
+        limiter.allow_many(range(3 * CELLS))
+        assert store.stats().total.evicted > CELLS
+        assert len(lasting) > len(VICTIMS) // 2
+        assert not any(limiter.allow_many(lasting))
+
+
+NOT_BY_THE_CLOCK: Final = [ordered.kind for ordered in ORDERED_BY_USE[:2]]
+
+
+@pytest.mark.parametrize("kind", NOT_BY_THE_CLOCK, ids=lambda kind: kind.name)
+def test_keys_that_come_once_never_reset_one_at_a_lower_limit_of_its_own(kind: Kind) -> None:
+    with flooded(kind, 0.4, 10**6) as (limiter, clock, store):
+        own = [f"own {number}" for number in range(24)]
+        for key in own:
+            while limiter.hit(key, rate="3/hour"):
+                pass
+        assert Flood(limiter, clock).until_reset(limiter, own) == []
+        assert store.stats().total.evicted > 30 * CELLS, "this was no flood"
+        assert not any(limiter.hit(key, rate="3/hour") for key in own if not is_reset(limiter, key))
+
+
+@pytest.mark.parametrize("kind", NOT_BY_THE_CLOCK, ids=lambda kind: kind.name)
+def test_a_flood_of_buckets_that_expire_sooner_never_resets_a_window(kind: Kind) -> None:
+    """Not even one that has used little, though a bucket can't tell how little it has used."""
+    with flooded(kind, 0.0) as (limiter, clock, store):
+        little = [f"little {number}" for number in range(24)]
+        assert all(limiter.allow_many(little))
+        flood = Flood(TokenBucket(store, "quick", "1000/hour"), clock, pause_s=0)
+        assert flood.until_reset(limiter, little, most=8 * CELLS) == []
+        assert store.stats().total.evicted > 6 * CELLS, "this was no flood"
+
+
+@pytest.mark.parametrize("kind", NOT_BY_THE_CLOCK, ids=lambda kind: kind.name)
+def test_windows_beside_buckets_that_expire_sooner_don_t_evict_each_other(kind: Kind) -> None:
+    with flooded(kind, 0.0) as (limiter, clock, store):
+        Flood(TokenBucket(store, "quick", "1000/hour"), clock, pause_s=0).go_on(8 * CELLS)
+        names = [f"new {number}" for number in range(64)]
+        admitted = 0
+        for _ in range(2 * LIMIT):
+            admitted += limiter.allow_many(names).count(True)
+        assert admitted == LIMIT * len(names)
+
+
+# What doesn't.
 
 
 @fills
-@pytest.mark.parametrize("kind", TELLING_TIME, ids=lambda kind: kind.name)
-def test_how_many_keys_that_come_once_reset_one_where_states_tell_times(
-    kind: Kind, fill: float, record: Record
-) -> None:
-    with flooded(kind, fill, 1 if kind.name == "minimum interval" else LIMIT) as (limiter, clock, _):
+def test_how_many_keys_that_come_once_reset_one_of_a_minimum_interval(fill: float, record: Record) -> None:
+    with flooded(MIN_INTERVAL, fill, 1) as (limiter, clock, _):
         after = Flood(limiter, clock, pause_s=0.9).until_reset(limiter, VICTIMS)
-    # Each key's windows end at a time of its own: those that end soon go first, and by themselves.
-    assert len(after) == len(VICTIMS) or (kind.name == "fixed window, stagger" and after)
+    assert len(after) == len(VICTIMS)
     # No attacker can aim, so there must be many before one of them comes to the right place.
     assert min(after) > CELLS // 16
     if fill in (0, max(FILLS)):
-        record_after(record, f"{kind.name}, {fill:.0%} full", after)
+        record_after(record, f"{MIN_INTERVAL.name}, {fill:.0%} full", after)
+
+
+def test_a_minimum_interval_denies_new_keys_unless_the_store_says_otherwise() -> None:
+    clock = ManualClock(START_S)
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = MinInterval(store, LIMITER, "1 hour")
+        use_up(limiter, VICTIMS)
+        assert Flood(limiter, clock).until_reset(limiter, VICTIMS) == []
+        total = store.stats().total
+        assert total.evicted == 0
+        assert total.full > 30 * CELLS
 
 
 def test_a_sliding_window_that_goes_on_is_reset_in_the_window_after_unless_it_was_used_in_it(record: Record) -> None:
@@ -425,12 +535,22 @@ def test_a_sliding_window_that_goes_on_is_reset_in_the_window_after_unless_it_wa
             record_after(record, "sliding window not yet used in this window, 40% full", after)
 
 
-def test_a_fixed_window_of_less_than_four(record: Record) -> None:
-    """The two lowest bits of a count don't order keys: it is like any other key of its window."""
-    with flooded(FIXED_WINDOW, 0.4, 3) as (limiter, clock, _):
-        after = Flood(limiter, clock).until_reset(limiter, VICTIMS)
-    assert min(after, default=CELLS) > CELLS // 8
-    record("flooding, fixed window of 3, 40% full: reset by one-off keys", f"{len(after)} of {len(VICTIMS)} keys")
+@pytest.mark.parametrize("limit", [2, 3])
+@pytest.mark.parametrize("kind", ORDERED_BY_EXPIRY, ids=lambda kind: kind.name)
+def test_keys_that_come_once_never_reset_one_at_a_limit_below_four(kind: Kind, limit: int) -> None:
+    """The two lowest bits of a count, which are below the unit of an expiry, order keys, too."""
+    with flooded(kind, 0.4, limit) as (limiter, clock, _):
+        assert Flood(limiter, clock).until_reset(limiter, VICTIMS) == []
+
+
+def test_marks_of_requests_never_reset_a_key_at_its_limit() -> None:
+    """They are kept for longer than a key, and yet evicted first."""
+    with flooded(TOKEN_BUCKET, 0.4) as (limiter, clock, store):
+        for number in range(8 * CELLS):
+            assert limiter.hit(number, request_id=number, request_ttl="1 day")
+            clock.advance(0.0001)
+        assert store.stats().total.evicted > 8 * CELLS, "this was no flood"
+        assert not any(limiter.allow_many(VICTIMS))
 
 
 def test_a_flood_of_another_limiter_of_the_store_that_forgets_later(record: Record) -> None:

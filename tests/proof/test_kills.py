@@ -209,8 +209,8 @@ def test_taken_and_refunded_permits_add_up(crew: Crew, name: str, subject: str, 
     allowed_ids = SharedNumbers(4 * LIMIT)
     with Store(name, keys=2000, clock=clock) as store:
         limiter = SUBJECTS[subject](store)
-        filler = TokenBucket(store, "filler", "1/hour", 1)
-        # A filler doesn't evict a key that lives longer.
+        # A filler doesn't evict a key that has used as much and lives longer.
+        filler = FixedWindow(store, "filler", "1000/hour", align="first")
         for key in (KEY, "ids"):
             assert limiter.hit(key, 100)
         filler.allow_many([-key for key in range(1, 100_000)])
@@ -250,7 +250,7 @@ def test_taken_and_refunded_permits_add_up(crew: Crew, name: str, subject: str, 
 
 def ask_for_ever(
     limiter: Any,
-    filler: TokenBucket,
+    filler: FixedWindow,
     everybody: list[Sums],
     ticks: SharedNumbers,
     place: int,

@@ -226,10 +226,11 @@ def _work(me: int, name: str, subject: Subject, limit: int, ms: int, clock: Any,
 
 
 def _drain(limiter: Any, names: list[str]) -> int:
-    """Take the remaining permits of all keys."""
+    """Take the remaining permits of all keys. No limiter gives a key more than twice the limit at one time."""
     drained = 0
     while admitted := limiter.allow_many(names).count(True):
         drained += admitted
+        assert drained <= 2 * LIMIT * len(names), "there is no end to it: keys at their limit were evicted"
     return drained
 
 

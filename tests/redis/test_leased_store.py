@@ -20,7 +20,6 @@ from process_helpers import Crew, wait_until
 from redis_server import RedisServer, redis_server
 
 from forebay import (
-    AllOf,
     BucketedWindow,
     Concurrency,
     CostExceedsLimit,
@@ -76,6 +75,15 @@ def test_loans_grow_with_demand(hosts: Hosts, make: Callable[..., Any]) -> None:
     assert all(limiter.allow(KEY) for _ in range(5000))
     assert hosts.calls() <= 15
     assert limiter.left(limiter.tag(KEY))[0] <= limiter.terms.most_on_loan == 10_000
+
+
+@every_kind
+def test_a_host_borrows_nothing_to_spare_for_a_rare_key(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiter = make(hosts.new(), "1000/hour")
+    for _ in range(10):
+        assert limiter.allow(KEY)
+        assert limiter.left(limiter.tag(KEY))[0] == 0
+        hosts.advance(0.3)
 
 
 def test_a_loan_does_not_exceed_the_share(hosts: Hosts) -> None:
@@ -477,6 +485,18 @@ def test_errors_name_the_alternative_to_a_lease(hosts: Hosts, make: Callable[...
         make(hosts.new())
 
 
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda store: FixedWindow(store, "l", "5/day", align="calendar", timezone="UTC"), "would follow a calendar"),
+        (lambda store: TokenBucket(store, "l", "5/minute", initial=1), "leave initial= out"),
+    ],
+)
+def test_what_redis_can_not_keep_is_not_leased(hosts: Hosts, make: Callable[..., Any], match: str) -> None:
+    with pytest.raises(InvalidLimiter, match=match):
+        make(hosts.new())
+
+
 def test_a_leased_limiter_refuses_limits_per_call(hosts: Hosts) -> None:
     store = hosts.new()
     limiter: Any = TokenBucket(store, "l", "5/minute")
@@ -485,10 +505,6 @@ def test_a_leased_limiter_refuses_limits_per_call(hosts: Hosts) -> None:
             limiter.hit(KEY, **options)
     with pytest.raises(InvalidLimiter, match="can't book ahead"):
         limiter.reserve(KEY)
-    with pytest.raises(InvalidLimiter, match="can't be one of several limits"):
-        AllOf(limiter, limiter)
-    with pytest.raises((InvalidLimiter, TypeError)):
-        AllOf(TokenBucket(store.host_store, "local", "5/minute"), limiter).allow(KEY)
     with pytest.raises(TypeError, match="would stop the event loop"):
         limiter.wait_async(KEY)
     for error, key, cost in [
@@ -671,8 +687,6 @@ def test_asyncio_limiters_together_have_the_limit(server: RedisServer) -> None:
                 ):
                     with pytest.raises(InvalidLimiter):
                         await refused
-                with pytest.raises(InvalidLimiter):
-                    AllOf(limiters[1], limiters[1])
                 with pytest.raises(TypeError, match="pickled"):
                     pickle.dumps(limiters[1])
                 assert (limiters[1].name, limiters[1].limit, limiters[1].burst) == ("l", 1000, 1000)

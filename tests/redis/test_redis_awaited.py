@@ -21,6 +21,7 @@ from forebay.redis import AsyncLeasedStore, AsyncRedisStore
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allow_many": (["key"],),
     "take_up_to": ("key", 1),
+    "charge": ("key", 1),
     **dict.fromkeys(("close", "release", "renew", "cancel"), ()),
 }
 
@@ -37,6 +38,7 @@ async def things(store: AsyncRedisStore, host: Store) -> list[Any]:
         held,
         AllOf(held, TokenBucket(store, "other", "100/hour")),
         TokenBucket(leased, "leased", "100/hour"),
+        AllOf(TokenBucket(host, "local", "100/hour"), TokenBucket(leased, "leased", "100/hour")),
         await held.acquire("key"),
         await held.reserve("key"),
     ]

@@ -201,7 +201,7 @@ def test_a_failover_behind_one_address(make: Callable[..., Any], host: Store, cl
                 bucket.allow("ada")
             through.server_port = new.port
             through.cut()
-            # Of asyncio, a connection that was cut is not seen to be before the loop has run.
+            # asyncio notices that a connection was cut only after the loop has run.
             with contextlib.suppress(StoreUnavailable):
                 bucket.peek("ada")
             # One failure doesn't open it: the next call goes to the new master.
@@ -386,9 +386,9 @@ def test_another_process_probes_after_the_prober_is_killed(
 
 
 @pytest.mark.parametrize("filled_after", [0, 1, THRESHOLD])
-@pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
+@pytest.mark.parametrize("on_full", ["evict", "deny", "allow", None])
 def test_the_breaker_works_in_a_full_host_store(
-    through: Proxy, clock: ManualClock, on_full: Literal["evict", "deny", "allow"], filled_after: int
+    through: Proxy, clock: ManualClock, on_full: Literal["evict", "deny", "allow"] | None, filled_after: int
 ) -> None:
     """It opens, sends one probe per interval and closes, whenever other keys fill the store."""
     clock.set(1000)

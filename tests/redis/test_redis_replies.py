@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -262,7 +262,9 @@ def server_that_interrupts(at: bytes) -> Iterator[str]:
 
     def replies(received: bytes) -> bytes:
         if at in received:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            # Not before the main thread waits for the reply: there the signal ends the wait.
+            time.sleep(0.02)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             return b""
         return b"+OK\r\n" * (received.count(b"\r\n*") + 1)
 

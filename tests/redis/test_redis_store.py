@@ -102,7 +102,7 @@ def test_a_rule_refuses_an_all_of_and_a_store_over_redis(redis_store: RedisStore
     with pytest.raises(InvalidLimiter, match=r"one limiter.* are charged as one"):
         Rule(several)
     nothing: Any = redis_store
-    with pytest.raises(InvalidLimiter, match="over a Store, a SyncedStore or a RedisStore"):
+    with pytest.raises(InvalidLimiter, match=r"one limiter, not <RedisStore .*write TokenBucket\(store"):
         Rule(nothing)
 
 
@@ -152,7 +152,14 @@ def test_the_core_classes_still_make_limiters_of_their_own() -> None:
         (lambda store: TokenBucket(store, "a", "1/s", burst=0), InvalidLimiter, "burst"),
         (lambda store: TokenBucket(store, "a", "1/s", refill="never"), InvalidLimiter, "refill"),
         (lambda store: LeakyBucket(store, "a", "1/s", capacity=None), InvalidLimiter, "capacity"),
+        (lambda store: TokenBucket(store, "a", "1/s", 9, initial=1), InvalidLimiter, "leave initial= out"),
         (lambda store: FixedWindow(store, "a", "1/s", align="moon"), InvalidLimiter, "align"),
+        (lambda store: FixedWindow(store, "a", "1/s", timezone="UTC"), InvalidLimiter, "for windows by the calendar"),
+        (
+            lambda store: FixedWindow(store, "a", "1/day", align="calendar", timezone="UTC"),
+            InvalidLimiter,
+            "would follow a calendar",
+        ),
         (lambda store: BucketedWindow(store, "a", "1/s", buckets=1001), InvalidLimiter, "1000"),
         (lambda store: BucketedWindow(store, "a", Rate.per_ns(1, 2000), buckets=3), InvalidLimiter, "microsecond"),
         (lambda store: Concurrency(store, "a", 0), InvalidLimiter, "limit"),

@@ -193,6 +193,32 @@ def test_a_host_that_has_counted_a_key_learns_more(fleet: Fleet, kind: str) -> N
         assert admitted(b.limiter, LIMIT) == 0
 
 
+@every_kind
+@pytest.mark.parametrize(("used", "turn"), [(QUARTER - 1, 64), (QUARTER, 8)])
+def test_a_host_rarely_queries_a_key_that_is_not_hot(fleet: Fleet, kind: str, used: int, turn: int) -> None:
+    with fleet.hosts(1, kind, keys=1) as (host,):
+        assert admitted(host.limiter, used) == used
+        host.exchange()
+        cells = host.limiter.cell_count
+        queried = [len(host.limiter.reports(0, cells, number)[0]) for number in range(1, turn + 1)]
+        assert queried == [0] * (turn - 1) + [1]
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_host_that_knows_of_a_hot_key_learns_what_others_give_back(fleet: Fleet, kind: str) -> None:
+    with fleet.hosts(2, kind, keys=1) as (a, b):
+        b.limiter.allow("k")
+        assert admitted(a.limiter, LIMIT - 1) == LIMIT - 1
+        for host in (a, b):
+            host.exchange()
+        assert not b.limiter.allow("k")
+        a.limiter.refund("k", LIMIT - 1)
+        a.exchange()
+        for number in range(1, 9):
+            exchange_quickly(b, number)
+        assert admitted(b.limiter, LIMIT) == LIMIT - 1
+
+
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_a_host_that_has_counted_a_key_in_the_window_before_learns_of_it(fleet: Fleet, kind: str) -> None:
     with fleet.hosts(2, kind, keys=1) as (a, b):

@@ -419,7 +419,9 @@ def test_errors_name_the_alternative_to_a_synced_limiter(synced: SyncedStore, ma
     [
         (lambda store: FixedWindow(store, "api", "1/hour", align="first"), "by the clock"),
         (lambda store: FixedWindow(store, "api", "1/hour", align="stagger"), "by the clock"),
+        (lambda store: FixedWindow(store, "api", "1/day", align="calendar", timezone="UTC"), "by the clock"),
         (lambda store: TokenBucket(store, "api", "1/hour", refill="interval"), "continuously"),
+        (lambda store: TokenBucket(store, "api", "9/hour", initial=1), "starts with its burst"),
         (lambda store: FixedWindow(store, "api", "1/second"), "before the next exchange"),
         (lambda store: SlidingWindow(store, "api", "1/second"), "before the next exchange"),
         (lambda store: SlidingWindow(store, "api", "500000/minute"), "too much"),

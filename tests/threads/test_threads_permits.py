@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -192,3 +193,30 @@ def test_denials_of_one_key_do_not_delay_the_permits_of_another(store: Store, cl
     for _ in race(ROUNDS // 3, fill, denied(soon, "late"), denied(soon, "soon")):
         clock.advance(11)
         assert soon.allow("soon")
+
+
+def test_permits_may_be_taken_while_lapsed_ones_are_forgotten(store: Store, clock: ManualClock) -> None:
+    """The garbage collector runs code of others wherever an object is made; other threads run there, too."""
+    gate = Concurrency(store, "gate", 8, lease=30, keys=16_384)
+    collected = 0
+
+    def take(phase: str, _info: object) -> None:
+        nonlocal collected
+        if phase == "start":
+            collected += 1
+            gate.allow(f"collection {collected}")
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(take)
+    try:
+        gc.set_threshold(3)
+        for key in range(3000):
+            assert gate.allow(key)
+        clock.advance(31)
+        for key in range(3000, 6000):
+            assert gate.allow(key)
+            gate.refund(key)
+    finally:
+        gc.callbacks.remove(take)
+        gc.set_threshold(*thresholds)
+    assert all(gate.peek(key).remaining == 8 for key in range(6000))

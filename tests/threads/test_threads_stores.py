@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from typing import Any, Final
 
 import pytest
 from limiter_makers import OF_A_HUNDRED, OF_FIVE
 from process_helpers import Worker
-from thread_helpers import race, together
+from thread_helpers import HAS_GIL, race, together
 
 from forebay import AllOf, Concurrency, Store, StoreClosed
 from forebay.redis.fallback import UnleasedCounts
@@ -59,6 +60,44 @@ def test_close_beside_decisions_ends_them_by_an_exception() -> None:
 def test_two_threads_close_a_store() -> None:
     for store, _ in race(ROUNDS, lambda: Store.private(keys=1), Store.close, Store.close):
         assert store.closed
+
+
+def test_child_forked_beside_deciding_threads_decides_and_closes_its_store() -> None:
+    """A thread of the parent may be anywhere at the fork. Without the GIL the child uses no `Concurrency` and no list
+    that those threads use: CPython may have left a lock of such an object held.
+    """
+    with Store.private(keys=16) as store:
+        rates = tuple(make(store) for make in OF_A_HUNDRED.values())
+        limiters = (*rates, AllOf(rates[0], rates[1]), *([OF_FIVE["concurrency"](store)] if HAS_GIL else []))
+        gate = Concurrency(store, "gate", 4, keys=16)
+        is_over = threading.Event()
+
+        def work() -> None:
+            while not is_over.is_set():
+                for limiter in limiters:
+                    decide(limiter)
+
+        def in_child() -> tuple[bool, int]:
+            for limiter in limiters:
+                decide(limiter)
+            with gate.hold("k", timeout=60), gate.acquire("mine", 4) as lease:
+                renewed = lease.renew()
+            remaining = gate.peek("mine").remaining
+            store.close()
+            return renewed, remaining
+
+        def fork() -> None:
+            try:
+                for _ in range(25):
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", DeprecationWarning)
+                        child = Worker(in_child)
+                    assert child.result() == (True, 4)
+            finally:
+                is_over.set()
+
+        together(fork, work, work)
+        assert gate.peek("k").remaining == 4
 
 
 def test_first_permits_that_threads_of_a_child_take_are_given_back(store: Store) -> None:

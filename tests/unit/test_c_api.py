@@ -16,9 +16,9 @@ from typing import Any
 
 import c_api
 import pytest
-from c_api import API, CallError, Handle, Result, Thread, request_of
+from c_api import API, Handle, Result, Thread, numbers, numbers_of, request_of, status_of
 from limiter_makers import OF_A_HUNDRED
-from process_helpers import counter_lines, path_of
+from process_helpers import DEADLINE_S, counter_lines, path_of
 
 import forebay
 from forebay import (
@@ -44,26 +44,6 @@ NS = 10**9
 def api_store(clock: ManualClock) -> Iterator[Store]:
     with Store.private(keys=100, clock=clock) as store:
         yield store
-
-
-def numbers(result: Result) -> tuple[Any, ...]:
-    return (
-        bool(result.allowed), bool(result.full), result.limit, result.remaining, result.retry_after_ns,
-        result.reset_after_ns,
-    )  # fmt: skip
-
-
-def numbers_of(decision: forebay.Decision) -> tuple[Any, ...]:
-    return (
-        decision.allowed, decision.full, decision.limit, decision.remaining, decision.retry_after_ns,
-        decision.reset_after_ns,
-    )  # fmt: skip
-
-
-def status_of(call: Callable[[], object]) -> int:
-    with pytest.raises(CallError) as caught:
-        call()
-    return caught.value.status
 
 
 # It decides as Python does
@@ -174,6 +154,39 @@ def test_a_key_has_the_hash_of_the_python_object(api_store: Store, key: Any, kin
         for other in range(5):
             if other != kind and (other != c_api.INT or len(encoded) == 8):
                 assert thread.peek(encoded, kind=other).remaining == 100
+
+
+@pytest.mark.parametrize("kind", OF_A_HUNDRED)
+def test_a_decision_at_a_tick_is_the_one_of_that_time(kind: str, clock: ManualClock) -> None:
+    choose = random.Random(kind)
+    still = ManualClock(clock.now())
+    with Store.private(keys=100, clock=clock) as one, Store.private(keys=100, clock=still) as other:
+        limiter = OF_A_HUNDRED[kind](other)
+        with Handle(OF_A_HUNDRED[kind](one)) as handle:
+            thread = handle.attach()
+            decided = []
+            for _ in range(600):
+                decided.append(thread.allow_at_tick(b"k"))
+                assert decided[-1] == limiter.allow("k")
+                clock.advance(choose.choice([0, 1, 9]))
+                if choose.random() < 0.3:
+                    assert thread.tick() == c_api.OK
+                    still.set(clock.now())
+            assert 100 <= sum(decided) < 600
+
+
+def test_a_tick_that_is_late_never_allows_too_much(api_store: Store, clock: ManualClock) -> None:
+    limiter = TokenBucket(api_store, "api", "10/second")
+    with Handle(limiter) as handle:
+        late, thread = handle.attach(), handle.attach()
+        clock.advance(3600)
+        assert [thread.allow(b"k") for _ in range(11)] == [c_api.ALLOWED] * 10 + [c_api.DENIED]
+        assert late.allow_at_tick(b"k") == c_api.DENIED
+        clock.advance(0.5)
+        assert late.allow_at_tick(b"k") == c_api.DENIED
+        assert late.tick() == c_api.OK
+        assert [late.allow_at_tick(b"k") for _ in range(6)] == [c_api.ALLOWED] * 5 + [c_api.DENIED]
+        assert api_store.stats().limiters["api"].allowed == 15
 
 
 def test_a_rate_judges_one_request(api_store: Store) -> None:
@@ -329,7 +342,7 @@ def test_a_closed_store_says_so(store_name: str, clock: ManualClock) -> None:
     store.close()
     for _ in range(2):
         assert thread.allow(b"k") == c_api.CLOSED
-        assert thread.allow_hash(7) == c_api.CLOSED
+        assert thread.allow_hash(7) == thread.allow_at_tick(b"k") == thread.tick() == c_api.CLOSED
         for call in (thread.decide, thread.peek, thread.refund):
             assert status_of(lambda call=call: call(b"k")) == c_api.CLOSED
         assert status_of(lambda: thread.peek(b"k", rate=rate)) == c_api.CLOSED
@@ -471,9 +484,57 @@ limiter = TokenBucket(Store.private(keys=1), "api", "100/hour")
 handle = c_api.Handle(limiter)
 thread = handle.attach()
 """
+    assert output_of(program) == "1 -10 -10\n"
+
+
+def test_the_end_of_the_interpreter_waits_for_calls_that_have_begun() -> None:
+    """While it ends, one thread is in `attach`, and stays there until another thread finds the gate shut."""
+    program = """
+import atexit
+import threading
+
+def late():
+    # Runs after the C API's own handler, which is registered later.
+    print(answers)
+
+atexit.register(late)
+import c_api
+from forebay import Store, TokenBucket
+
+def slow(*arguments):
+    inside.set()
+    shut.wait()
+    return counter_line(*arguments)
+
+def attach():
+    answers.append(c_api.API.attach(handle.pointer, c_api.c_void_p()))
+
+def watch():
+    while c_api.API.maintain(handle.pointer) != c_api.FINALIZING:
+        pass
+    shut.set()
+
+answers = []
+inside, shut = threading.Event(), threading.Event()
+store = Store.private(keys=1)
+handle = c_api.Handle(TokenBucket(store, "api", "100/hour"))
+counter_line = store.attachment.counter_line
+store.attachment.counter_line = slow
+for target in (attach, watch):
+    threading.Thread(target=target, daemon=True).start()
+inside.wait()
+"""
+    assert output_of(program) == "[0]\n"
+
+
+def output_of(program: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("1 -10 -10\n", "", 0)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, env=environment, check=False, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout
 
 
 # Misuse
@@ -488,6 +549,12 @@ def test_nothing_else_than_a_limiter_of_a_store_is_opened(api_store: Store) -> N
 def test_a_limiter_that_needs_python_is_refused() -> None:
     with Store.private(keys=10, clock="time") as store:
         assert status_of(lambda: Handle(TokenBucket(store, "api", "100/hour"))) == c_api.NEEDS_PYTHON
+
+
+def test_a_window_by_the_calendar_and_a_bucket_with_initial_permits_are_refused(api_store: Store) -> None:
+    window = FixedWindow(api_store, "quota", "100/month", align="calendar", timezone="UTC")
+    for limiter in (window, TokenBucket(api_store, "api", "100/hour", initial=5)):
+        assert status_of(lambda limiter=limiter: Handle(limiter)) == c_api.NEEDS_PYTHON
 
 
 def test_null_ends_with_a_status(api_store: Store) -> None:
@@ -512,6 +579,9 @@ def test_null_ends_with_a_status(api_store: Store) -> None:
         assert API.allow(None, b"k", 1) == invalid
         assert API.allow(thread.pointer, None, 1) == invalid
         assert API.allow_hash(None, 1) == invalid
+        assert API.tick(None) == invalid
+        assert API.allow_at_tick(None, b"k", 1) == invalid
+        assert API.allow_at_tick(thread.pointer, None, 1) == invalid
         for call in (API.decide, API.peek):
             assert call(None, request, result) == invalid
             assert call(thread.pointer, None, result) == invalid
@@ -568,9 +638,10 @@ def test_a_cost_above_the_limit_is_refused(api_store: Store, kind: str, cost: in
 def test_a_failed_call_writes_no_result(api_store: Store) -> None:
     with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
         thread = handle.attach()
-        result = Result(*range(1, 9))
+        before = [7] * len(Result._fields_)
+        result = Result(*before)
         assert API.decide(thread.pointer, request_of(b"k", 101), result) == c_api.COST_EXCEEDS_LIMIT
-        assert [getattr(result, name) for name, _ in Result._fields_] == list(range(1, 9))
+        assert [getattr(result, name) for name, _ in Result._fields_] == before
 
 
 def test_an_exception_of_python_is_reported_and_ends_with_a_status(
@@ -597,9 +668,9 @@ def test_handles_may_be_closed_while_an_exception_is_handled(api_store: Store) -
 
 
 def test_every_status_has_a_message() -> None:
-    texts = {API.message(status) for status in range(-10, 2)}
-    assert len(texts) == 12
-    assert API.message(-11) == API.message(2**31 - 1) == b"no status of forebay"
+    texts = {API.message(status) for status in range(-11, 2)}
+    assert len(texts) == 13
+    assert API.message(-12) == API.message(2**31 - 1) == b"no status of forebay"
 
 
 def test_the_table_says_its_version_and_size() -> None:

@@ -46,7 +46,7 @@ def test_no_module_calls_libatomic(path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("c_api", "cell_limiter", "table/table"),
+        *("c_api/decisions", "c_api/leases", "cell_limiter", "table/table"),
         *("algorithms/bucketed_window", "algorithms/concurrency", "algorithms/leaky_bucket", "algorithms/min_interval"),
         *("algorithms/sliding_log", "algorithms/token_bucket", "algorithms/window"),
     ],

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from forebay import AllOf, BucketedWindow, Concurrency, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
+from forebay import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    LimiterStats,
+    MinInterval,
+    SlidingLog,
+    Store,
+    TokenBucket,
+)
 from forebay.testing import ManualClock
 
 CELLS = 1024
@@ -87,13 +97,15 @@ def test_denial_for_lack_of_room_has_a_retry_after(clock: ManualClock) -> None:
         assert decision.retry_after == decision.reset_after == 50.0
         assert decision.full
         assert "full=True" in repr(decision)
+        assert decision.reason == "no room"
         # `full` is false where the limit binds, and for a peek, which `on_full` doesn't decide.
         known = CROWD[passed.index(True)]
-        limiter.hit(known, limiter.hit(known).remaining)
+        assert limiter.hit(known, limiter.hit(known).remaining).reason is None
         assert not limiter.hit(known)
+        assert limiter.hit(known).reason == "limit"
         assert not any(decision.full for decision in (limiter.hit(known), limiter.peek(newcomer)))
         [decision] = AllOf(limiter).hit_each(newcomer)
-        assert (decision.allowed, decision.full) == (False, True)
+        assert (decision.allowed, decision.full, decision.reason) == (False, True, "no room")
         for reservation in (limiter.reserve(newcomer), AllOf(limiter).reserve(newcomer)):
             assert (reservation.allowed, reservation.full, reservation.delay) == (False, True, 50.0)
         assert not limiter.reserve(known, max_delay=0).full
@@ -114,6 +126,17 @@ def test_concurrency_limit_flags_every_answer_of_a_full_store(clock: ManualClock
         assert not any(answer.full for answer in (limiter.acquire(0), limiter.hit(0), limiter.reserve(0)))
 
 
+@pytest.mark.parametrize("on_full", [None, "evict", "deny", "allow"])
+def test_a_minimum_interval_evicts_only_if_told_to(clock: ManualClock, on_full: Any) -> None:
+    with Store.private(keys=1, on_full=on_full, clock=clock) as store:
+        gap = MinInterval(store, "gap", "1 hour")
+        passed = gap.allow_many(CROWD)
+        assert all(passed) == (on_full in {"evict", "allow"})
+        assert (store.stats().total.evicted > 0) == (on_full == "evict")
+        # Others evict unless the store says otherwise.
+        assert all(TokenBucket(store, "bucket", "9/hour").allow_many(CROWD)) == (on_full != "deny")
+
+
 def test_allow_lets_new_keys_in_uncharged_and_counts_them(clock: ManualClock) -> None:
     store, limiter = open_bucket(clock, "allow")
     with store:
@@ -127,7 +150,7 @@ def test_allow_lets_new_keys_in_uncharged_and_counts_them(clock: ManualClock) ->
         assert again.count(True) == full
         decision = limiter.hit(CROWD[again.index(True)], 30)
         assert (decision.allowed, decision.remaining, decision.reset_after) == (True, 70, 1800.0)
-        assert decision.full
+        assert (decision.full, decision.reason) == (True, None)
 
 
 @pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])

@@ -64,7 +64,7 @@ def test_keys_must_be_a_positive_integer(keys: Any, store_name: str) -> None:
 def test_store_checks_its_options_before_it_makes_a_file(store_name: str) -> None:
     for options in (
         {"on_full": "drop"},
-        {"on_full": None},
+        {"on_full": ""},
         {"clock": "wall"},
         {"clock": None},
         {"clock": ManualClock},

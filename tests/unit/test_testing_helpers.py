@@ -239,7 +239,7 @@ def test_private_stores_keep_the_applications_other_options(store_name: str) -> 
             clock.advance(1)
             assert store.segment.now_ns() == clock.now() * 1e9
         for store in (Store(f"{store_name}-large", keys=10**9), Store.private(keys=10**9)):
-            assert (store.keys, store.on_full) == (200, "evict")
+            assert (store.keys, store.on_full) == (200, None)
 
         class Mine(Store):
             pass

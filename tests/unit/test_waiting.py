@@ -68,7 +68,8 @@ def lock_is_free() -> bool:
 
 
 def queued() -> int:
-    return sum(map(len, waiting._queues.values()))
+    # A copy, because without the GIL a waiter may join while this counts.
+    return sum(map(len, list(waiting._queues.values())))
 
 
 class Timeline:

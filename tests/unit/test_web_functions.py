@@ -11,9 +11,10 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from limiter_makers import OF_A_HUNDRED
 from web_requests import CLIENT, Answered, Kind, Site, call_asgi, call_wsgi
 
-from forebay import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, SlidingWindow, Store
+from forebay import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, MinInterval, SlidingWindow, Store
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
 from forebay.web import Answer, ClientAddress, Gate, Rule, everyone, header, user
@@ -358,6 +359,14 @@ def test_header_fields_of_more_rules_than_an_all_of_holds_name_their_limits(site
     assert {int(i): int(left) for i, left in remaining} == {i: i + 1 for i in range(20)}
 
 
+EVERY_KIND: dict[str, Callable[[Store], Any]] = {
+    **OF_A_HUNDRED,
+    "stagger": lambda store: FixedWindow(store, "api", "100/hour", align="stagger"),
+    "minimum interval": lambda store: MinInterval(store, "api", "1 hour"),
+    "concurrency": lambda store: Concurrency(store, "api", 100, lease="1h", keys=64),
+}
+
+
 class TestNoRoom:
     """A full store cannot count a new key, so its requests get a 503."""
 
@@ -394,6 +403,21 @@ class TestNoRoom:
         passed = [bool(slots.acquire(n)) for n in range(3000)]
         limited = site([Rule(slots, key=lambda request: passed.index(False))])
         self.check(limited.request())
+
+    @pytest.mark.parametrize("options", [{}, {"charge_on": {200}}])
+    @pytest.mark.parametrize("kind", EVERY_KIND)
+    def test_full_store_answers_503_for_every_limiter(
+        self, site: MakeSite, clock: ManualClock, kind: str, options: Any
+    ) -> None:
+        if kind == "concurrency" and options:
+            return  # a rule of a concurrency limit holds its permit until the end anyway
+        # A minimum interval denies without being told.
+        with Store.private(keys=1, on_full=None if kind == "minimum interval" else "deny", clock=clock) as store:
+            limiter = EVERY_KIND[kind](store)
+            newcomer = next(n for n in range(5000) if limiter.hit(n).full)
+            assert limiter.hit(newcomer).reason == "no room"
+            limited = site([Rule(limiter, key=lambda request: newcomer, **options)])
+            self.check(limited.request())
 
     def test_denial_takes_precedence_over_a_full_store(
         self, site: MakeSite, crowded: tuple[Store, FixedWindow, str]
