@@ -6,10 +6,10 @@ from collections.abc import Callable
 from timeit import Timer
 
 import pytest
-from conftest import Measure, must, statement, time_per_call
-from forebay_native import Loop
+from conftest import GENEROUS, Measure, must, statement, time_per_call
+from forebay_native import AllLoop, Loop
 
-from forebay import TokenBucket
+from forebay import AllOf, Concurrency, Store, TokenBucket
 
 KEY = "user:42:abcdefg"
 SECTION = "Native code, in cache"
@@ -27,10 +27,11 @@ def native(function: Callable[[int], int]) -> Timer:
     [
         ("`allow` of the C API, allowed", "allow", "allow", None),
         ("`allow_hash` of the C API, allowed", "allow_hash", "allow", None),
+        ("`allow_at_tick` of the C API, a tick for 100 requests, allowed", "allow_at_tick", "allow", 0.7),
         ("`decide` of the C API with its result, allowed", "decide", "hit", None),
         ("`decide_many` of the C API, 100 requests, allowed, per request", "decide_many", "allow", 0.7),
     ],
-    ids=["allow", "allow_hash", "decide", "decide_many"],
+    ids=["allow", "allow_hash", "allow_at_tick", "decide", "decide_many"],
 )
 def bench_native(
     measure: Measure, generous: TokenBucket, title: str, method: str, python: str, bar: float | None
@@ -49,3 +50,48 @@ def bench_native(
     )
     must(generous.store.stats().total.denied == 0)
     must(generous.store.stats().live_keys == 1)
+
+
+@pytest.mark.parametrize(
+    ("title", "method", "python"),
+    [
+        ("`decide_all` of the C API, three limits, allowed", "decide_all", "allow"),
+        ("`decide_all` of the C API with its result, three limits, allowed", "decide_all_with_result", "hit"),
+    ],
+    ids=["decide_all", "decide_all_with_result"],
+)
+def bench_native_all(measure: Measure, generous: TokenBucket, title: str, method: str, python: str) -> None:
+    limiters = [TokenBucket(generous.store, name, **GENEROUS) for name in ("one", "two", "three")]
+    loop = AllLoop(limiters, KEY.encode())
+    same = statement("f(k)", f=getattr(AllOf(*limiters), python), k=KEY)
+    name = f"`AllOf.{python}` from Python"
+    measure(
+        title,
+        native(getattr(loop, method)),
+        calls=50,
+        operations_per_call=PER_CALL,
+        beside={name: lambda: time_per_call(same, 50_000)},
+        bar_to=(name, None),
+        section=SECTION,
+    )
+    must(generous.store.stats().total.denied == 0)
+    must(generous.store.stats().live_keys == 3)
+
+
+def bench_native_lease(measure: Measure) -> None:
+    with Store.private(keys=100) as store:
+        limiter = Concurrency(store, "places", 20)
+        loop = Loop(limiter, KEY.encode())
+        same = statement("f(k).release()", f=limiter.acquire, k=KEY)
+        name = "both from Python"
+        measure(
+            "`acquire` and `release` of the C API, one permit",
+            native(loop.acquire),
+            calls=50,
+            operations_per_call=PER_CALL,
+            beside={name: lambda: time_per_call(same, 50_000)},
+            bar_to=(name, None),
+            section=SECTION,
+        )
+        must(store.stats().total.denied == 0)
+        must(limiter.peek(KEY).remaining == 20)

@@ -49,7 +49,9 @@ def bench_processes(
 
         benchmark.pedantic(one_round, rounds=rounds)
         check(kind, store)
-    benchmark.extra_info.update(title=title, section="Many processes", bar=bar, rounds=rounds, totals=totals)
+    benchmark.extra_info.update(
+        title=title, section="Many processes", workers="processes", bar=bar, rounds=rounds, totals=totals
+    )
     shares = ", ".join(
         f"{count}: {statistics.median(share for _, share in pairs):.2f}" if pairs else f"{count}: ?"
         for count, pairs in totals.items()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import GENEROUS, Measure, must, statement, time_per_call
 
-from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
+from forebay import AllOf, FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.redis import LeasedStore, RedisStore
 
 SECTION = "Over Redis"
@@ -16,6 +16,7 @@ KEY = "user:42:abcdefg"
 CALLS, ROUNDS = 50_000, 31
 STRICT = "the same over the `RedisStore` alone"
 LOCAL = "the same over shared memory"
+PARTS = "`allow` of the two, one after the other"
 RATE = "1000000000/hour"
 
 
@@ -105,3 +106,20 @@ def bench_leased_denied(measure: Measure, redis_store: RedisStore, host_store: S
         section=SECTION,
     )
     must(not limiter.allow(KEY))
+
+
+def bench_leased_all_of(measure: Measure, host_store: Store, leased: LeasedStore) -> None:
+    """A request that the host decides: its lease has the permits."""
+    limiter, local = settled(bucket(leased)), TokenBucket(host_store, "local", **GENEROUS)
+    alone = [statement("f(k)", f=one.allow, k=KEY) for one in (AllOf(local), limiter)]
+    several = AllOf(local, limiter)
+    measure(
+        "`AllOf.allow` of a leased `TokenBucket` and a local one, with all it borrows",
+        statement("f(k)", f=several.allow, k=KEY),
+        calls=CALLS,
+        rounds=ROUNDS,
+        beside={PARTS: lambda: sum(time_per_call(one, CALLS) for one in alone)},
+        bar_to=(PARTS, 4.0),
+        section=SECTION,
+    )
+    must(several.allow(KEY))

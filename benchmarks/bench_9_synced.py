@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from timeit import Timer
 from typing import Any
@@ -53,6 +54,33 @@ def bench_decision(measure: Measure, store: Store, synced: SyncedStore, kind: st
         bar_to=(name, MOST),
         section=SECTION,
     )
+
+
+NEW_KEYS = 1_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def bench_new_keys(measure: Measure, store: Store, synced: SyncedStore, kind: str) -> None:
+    """Each round counts keys that the host hasn't counted. All of them have room."""
+    numbers = itertools.count()
+
+    def new_keys(limiter: Any) -> Timer:
+        keys = [f"user:{next(numbers)}:abcdefg" for _ in range(NEW_KEYS)]
+        return statement("for k in ks: f(k)", f=limiter.allow, ks=keys)
+
+    synced_limiter, alone = (KINDS[kind](where) for where in (synced, store))
+    name = f"`allow` of a new key of the same {kind} that isn't synced"
+    measure(
+        f"`allow` of a new key, {kind}",
+        lambda: new_keys(synced_limiter),
+        calls=1,
+        operations_per_call=NEW_KEYS,
+        rounds=ROUNDS,
+        beside={name: lambda: time_per_call(new_keys(alone), 1, NEW_KEYS)},
+        bar_to=(name, None),
+        section=SECTION,
+    )
+    must(store.stats().total.evicted == 0)
 
 
 # No permit comes back before the exchange: a full bucket may lose its cell.

@@ -172,7 +172,7 @@ def _cold_rows(result: Result) -> Iterator[Row]:
 
 def _process_rows(info: dict[str, Any]) -> Iterator[Row]:
     for count, pairs in info["totals"].items():
-        what = f"{info['title']}: {count} processes"
+        what = f"{info['title']}: {count} {info['workers']}"
         bar_text = f"{info['bar']} x linear" if info["bar"] else ""
         if len(pairs) < LEAST_ROUNDS:
             undisturbed = f"{len(pairs)} of {info['rounds']} rounds undisturbed: not measured"

@@ -42,23 +42,25 @@ class Cost:
     """The server's work for one part of the exchanges."""
 
     exchanges: int = 0
+    scripts: int = 0
     us: float = 0
     bytes_in: int = 0
     bytes_out: int = 0
 
     @contextmanager
     def measured(self, client: redis.Redis) -> Iterator[None]:
-        us, bytes_in, bytes_out = seen_by(client)
+        scripts, us, bytes_in, bytes_out = seen_by(client)
         yield
-        later_us, later_in, later_out = seen_by(client)
+        later_scripts, later_us, later_in, later_out = seen_by(client)
         self.exchanges += 1
+        self.scripts += later_scripts - scripts
         self.us += later_us - us
         self.bytes_in += later_in - bytes_in
         self.bytes_out += later_out - bytes_out
 
     def row(self) -> list[str]:
         each = max(self.exchanges, 1)
-        return [f"{number / each:,.0f}" for number in (self.us, self.bytes_in, self.bytes_out)]
+        return [f"{number / each:,.0f}" for number in (self.scripts, self.us, self.bytes_in, self.bytes_out)]
 
 
 @dataclass
@@ -73,11 +75,12 @@ class Run:
     most: float = 0
 
 
-def seen_by(client: redis.Redis) -> tuple[float, int, int]:
-    """Microseconds of the server's processor, which does nothing else, and bytes of its network."""
-    processor, stats = client.info("cpu"), client.info("stats")
+def seen_by(client: redis.Redis) -> tuple[int, float, int, int]:
+    """Scripts, microseconds of the server's processor, which does nothing else, and bytes of its network."""
+    commands, processor, stats = client.info("commandstats"), client.info("cpu"), client.info("stats")
+    scripts = commands.get("cmdstat_evalsha", {"calls": 0})["calls"]
     us = 1e6 * (processor["used_cpu_user"] + processor["used_cpu_sys"])
-    return us, stats["total_net_input_bytes"], stats["total_net_output_bytes"]
+    return scripts, us, stats["total_net_input_bytes"], stats["total_net_output_bytes"]
 
 
 def run_fleet(port: int, make: Callable[[Any, int], Any], arguments: argparse.Namespace, *, has_lists: bool) -> Run:
@@ -129,6 +132,7 @@ def main() -> None:
     for heading in ("kind", "part of an exchange"):
         table.add_column(heading)
     for heading in (
+        "scripts",
         "us of Redis",
         "bytes to Redis",
         "bytes from it",

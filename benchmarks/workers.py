@@ -1,10 +1,11 @@
-"""Processes that decide at the same time, each on its own core, for a fixed time."""
+"""Processes or threads that decide at the same time, each on its own core, for a fixed time."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,11 +31,17 @@ class Workload:
     kind: str
     store_name: str = ""
     locked: LockedBucket | None = None
+    bucket: TokenBucket | None = None
+    """One for all threads; processes make their own."""
 
     def prepare(self, number: int) -> tuple[Callable[[str], object], list[str]]:
         """The function that decides in worker `number`, and the keys for it."""
         own_keys = [f"worker:{number}:{i % 100}" for i in range(CHUNK)]
-        one_key = ["user:42:abcdefg"] * CHUNK
+        # An object of this worker's own: without the GIL, threads that use one object take turns at counting its
+        # references.
+        one_key = ["".join(["user:42:", "abcdefg"])] * CHUNK
+        if self.bucket is not None:
+            return self.bucket.allow, own_keys if self.kind == "own" else one_key
         if self.kind == "control":
             return DictBucket(1000, GENEROUS["burst"]).allow, own_keys
         if self.kind == "locked":
@@ -71,8 +78,8 @@ def work(connection: Connection, core: int, number: int, workload: Workload) -> 
 
 
 def waiting_for_a_core_ns() -> int:
-    """How long this process was runnable while another ran on its core (Documentation/scheduler)."""
-    return int(Path("/proc/self/schedstat").read_text().split()[1])
+    """How long this thread was runnable while another ran on its core (Documentation/scheduler)."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
 
 
 class Workers:
@@ -124,3 +131,24 @@ def started(workload: Workload, cores: list[int]) -> Iterator[Workers]:
             if process.is_alive():
                 process.terminate()
                 process.join()
+
+
+@contextlib.contextmanager
+def started_threads(workload: Workload, cores: list[int]) -> Iterator[Workers]:
+    pipes = [multiprocessing.Pipe() for _ in cores]
+    threads = [
+        threading.Thread(target=work, args=(pipes[number][1], core, number, workload), daemon=True)
+        for number, core in enumerate(cores)
+    ]
+    for thread in threads:
+        thread.start()
+    for ours, _ in pipes:
+        if ours.recv() != "ready":
+            raise AssertionError("a worker did not start")
+    try:
+        yield Workers([ours for ours, _ in pipes])
+    finally:
+        for ours, _ in pipes:
+            ours.send(None)
+        for thread in threads:
+            thread.join(5)

@@ -4,7 +4,8 @@ from libc.stdint cimport int32_t, uint8_t, uint64_t
 from libc.string cimport memset, strlen
 
 from forebay.c_api cimport (
-    FOREBAY_ALLOWED, forebay_api, forebay_import, forebay_limiter, forebay_request, forebay_result, forebay_thread,
+    FOREBAY_ALLOWED, FOREBAY_HELD, FOREBAY_MOST_LIMITS, forebay_api, forebay_import, forebay_lease, forebay_limiter,
+    forebay_request, forebay_result, forebay_thread,
 )
 
 cdef const forebay_api* forebay = forebay_import()
@@ -41,6 +42,18 @@ cdef class Loop:
         with nogil:
             for _turn in range(count):
                 allowed += forebay.allow(self.thread, key, size) == FOREBAY_ALLOWED
+        return allowed
+
+    def allow_at_tick(self, Py_ssize_t count):
+        """The same by one reading of the clock for 100 requests."""
+        cdef const char* key = self.key
+        cdef size_t size = len(self.key)
+        cdef Py_ssize_t turn, allowed = 0
+        with nogil:
+            for turn in range(count):
+                if turn % BATCH == 0:
+                    forebay.tick(self.thread)
+                allowed += forebay.allow_at_tick(self.thread, key, size) == FOREBAY_ALLOWED
         return allowed
 
     def allow_hash(self, Py_ssize_t count):
@@ -87,4 +100,58 @@ cdef class Loop:
                 forebay.decide_many(self.thread, requests, BATCH, answers)
                 for i in range(BATCH):
                     allowed += answers[i]
+        return allowed
+
+    def acquire(self, Py_ssize_t count):
+        """Take and give back as many permits, one after the other."""
+        cdef const char* key = self.key
+        cdef forebay_request request
+        cdef forebay_lease lease
+        cdef Py_ssize_t _turn, held = 0
+        memset(&request, 0, sizeof(request))
+        request.key = key
+        request.key_size = len(self.key)
+        request.cost = 1
+        with nogil:
+            for _turn in range(count):
+                if forebay.acquire(self.thread, &request, &lease) == FOREBAY_ALLOWED:
+                    held += forebay.release(self.thread, &lease) == FOREBAY_HELD
+        return held
+
+
+cdef class AllLoop:
+    """Requests of one native thread to several limits, all or none, for one key."""
+
+    cdef list loops
+    cdef bytes key
+
+    def __cinit__(self, limiters, bytes key not None):
+        self.loops = [Loop(limiter, key) for limiter in limiters]
+        self.key = key
+
+    def decide_all(self, Py_ssize_t count):
+        """Decide `count` requests; return how many were allowed."""
+        return self.decide(count, False)
+
+    def decide_all_with_result(self, Py_ssize_t count):
+        """The same with the result of the limit that binds."""
+        return self.decide(count, True)
+
+    cdef Py_ssize_t decide(self, Py_ssize_t count, bint with_result):
+        cdef const char* key = self.key
+        cdef forebay_request[FOREBAY_MOST_LIMITS] requests
+        cdef forebay_thread* threads[FOREBAY_MOST_LIMITS]
+        cdef forebay_result result
+        cdef size_t size = len(self.loops)
+        cdef Py_ssize_t _turn, i, allowed = 0
+        memset(requests, 0, sizeof(requests))
+        for i, loop in enumerate(self.loops):
+            threads[i] = (<Loop>loop).thread
+            requests[i].key = key
+            requests[i].key_size = len(self.key)
+            requests[i].cost = 1
+        with nogil:
+            for _turn in range(count):
+                allowed += forebay.decide_all(
+                    threads, requests, size, &result if with_result else NULL, NULL) == FOREBAY_ALLOWED
         return allowed
