@@ -84,7 +84,7 @@ def wait(
     burst: int | None = None,
 ) -> bool:
     """Sleep until `cost` permits of `key` are charged and due: True. False if that would take more than `timeout`."""
-    event = threading.Event()
+    event = Wakeup()
     waiter = _Waiter(limiter, key, cost, timeout, jitter, tier_of(rate, burst), event, None)
     try:
         while (answer := waiter.proceed()) is None:
@@ -171,6 +171,29 @@ def released(limiter: WaitedFor, key: object) -> None:
             _wake_first(_queues.get(_queue_id(limiter, key, {})))
 
 
+class Wakeup:
+    """An event for a thread, which a signal handler that interrupts this thread may set.
+
+    ``threading.Event`` is guarded by a lock that is not reentrant: a handler that interrupts ``clear`` or ``wait``
+    would wait for its own thread. Here each method is one call of a C function, which no handler interrupts half done.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is set already
+            self._lock.release()
+
+    def clear(self) -> None:
+        self._lock.acquire(blocking=False)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when the event is set, which clears it, or after `timeout_s` seconds."""
+        self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0))
+
+
 class _Waiter:
     """One call of ``wait``: its booking, and its place in the wait queue.
 
@@ -185,7 +208,7 @@ class _Waiter:
         timeout: Duration | None,
         jitter: float,
         tier: dict[str, Any],
-        event: threading.Event | asyncio.Event,
+        event: Wakeup | asyncio.Event,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         timeout_ns = check_pauses(timeout, jitter)

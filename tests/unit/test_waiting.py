@@ -873,15 +873,23 @@ class Pauses:
         self.then: Callable[[], object] = lambda: None
         pauses = self
 
-        class Event(threading.Event):
-            def wait(self, timeout: float | None = None) -> bool:
-                pauses.seconds.append(timeout)
-                pauses.then()
-                if not self.is_set() and timeout is not None:
-                    timeline.now_ns += round(timeout * SECOND)
-                return self.is_set()
+        class Wakeup:
+            def __init__(self) -> None:
+                self.is_set = False
 
-        monkeypatch.setattr(waiting, "threading", SimpleNamespace(Event=Event, RLock=threading.RLock))
+            def set(self) -> None:
+                self.is_set = True
+
+            def clear(self) -> None:
+                self.is_set = False
+
+            def wait(self, timeout_s: float | None) -> None:
+                pauses.seconds.append(timeout_s)
+                pauses.then()
+                if not self.is_set and timeout_s is not None:
+                    timeline.now_ns += round(timeout_s * SECOND)
+
+        monkeypatch.setattr(waiting, "Wakeup", Wakeup)
 
 
 def test_slot_is_polled_at_growing_intervals(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1044,6 +1052,44 @@ def interrupt_at(number: int, moments: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(None)
+
+
+def test_a_signal_handler_gives_back_at_any_moment(timeline: Timeline) -> None:
+    """A handler that releases a permit while its own thread is about to wait for one, or wakes."""
+    limiter = Slots(timeline)
+    moments: set[str] = set()
+    answers: list[bool] = []
+
+    def handle(frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code.co_filename in (waiting.__file__, threading.__file__) and event in ("call", "c_return"):
+            moments.add(frame.f_code.co_name)
+            waiting.released(limiter, "k")  # type: ignore[arg-type]
+            limiter.free = len(limiter.attempts) > 3
+
+    def call() -> None:
+        sys.setprofile(handle)
+        try:
+            answers.append(waiting.wait(limiter, "k", "a", None, 0.0))  # type: ignore[arg-type]
+        finally:
+            sys.setprofile(None)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert answers == [True], moments
+    assert {"clear", "wait"} <= moments
+
+
+def test_a_wakeup_is_kept_until_the_wait() -> None:
+    event = waiting.Wakeup()
+    event.set()
+    event.set()
+    event.wait(None)
+    event.set()
+    event.clear()
+    event.clear()
+    event.wait(-1)
+    event.wait(0.001)
 
 
 # Replaced functions
