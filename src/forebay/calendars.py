@@ -12,7 +12,6 @@ from bisect import bisect_right
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from forebay.errors import InvalidLimiter, InvalidRate, short_repr
 from forebay.rate import MAX_LIMIT, NS, Rate
@@ -91,6 +90,8 @@ def _zone_of(name: object) -> tzinfo:
         return UTC
     if not isinstance(name, str):
         raise InvalidLimiter(f'a time zone is a name, such as "Europe/Berlin" or "UTC", not {short_repr(name)}')
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # seldom needed, and slow to import
+
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

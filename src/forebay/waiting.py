@@ -12,7 +12,6 @@ waiter then sleeps again. A task whose event loop is stopped, but not closed, de
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -27,6 +26,8 @@ from forebay.errors import ForebayError, StoreClosed, short_repr
 from forebay.rate import NS, Duration, Rate, as_delay_ns
 
 if TYPE_CHECKING:
+    import asyncio
+
     from forebay.clock import ManualClock
 
 __all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "jittered", "released", "wait", "wait_async"]
@@ -111,6 +112,8 @@ async def wait_async(
     burst: int | None = None,
 ) -> bool:
     """``wait`` for a task."""
+    import asyncio  # it takes more than half of the time that importing forebay would take
+
     event = asyncio.Event()
     waiter = _Waiter(limiter, key, cost, timeout, jitter, tier_of(rate, burst), event, asyncio.get_running_loop())
     try:

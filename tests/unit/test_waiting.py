@@ -214,8 +214,7 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
             sleep=timeline.sleep, CLOCK_MONOTONIC=1, clock_gettime_ns=lambda _clock: timeline.now_ns + 5 * SECOND
         ),
     )
-    real = dict(vars(asyncio))
-    monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(**(real | {"sleep": timeline.sleep_async})))
+    monkeypatch.setattr(asyncio, "sleep", timeline.sleep_async)
     return timeline
 
 
@@ -1142,7 +1141,7 @@ def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0)
 
     monkeypatch.setattr(waiting, "time", SimpleNamespace(**(dict(vars(time)) | {"sleep": sleep})))
-    monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(**(dict(vars(asyncio)) | {"sleep": sleep_async})))
+    monkeypatch.setattr(asyncio, "sleep", sleep_async)
 
 
 @pytest.fixture(params=LIMITERS)

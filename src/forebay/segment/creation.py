@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import uuid
 import warnings
 from dataclasses import replace
 from typing import Final
@@ -92,6 +91,8 @@ def make_usable(spec: SegmentSpec, fd: int, place: int) -> bool:
         if not header.is_of_another_boot(spec):
             return True  # another process gave it this boot's clock while this one waited for the lock
         if not attachment_locks.exclude_all(fd):
+            import uuid  # seldom needed, and slow to import
+
             raise spec.refuse(
                 ClockMismatch,
                 f"a segment of boot {uuid.UUID(bytes=header.boot_id)}, which some process has attached or locked",
