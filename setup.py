@@ -14,6 +14,9 @@ if sys.implementation.name != "cpython":
 
 PACKAGE = Path("src/forebay")
 OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
+# Modules that no decision runs through are compiled to be small: a wheel has more code than anything else.
+SMALL = ["-Os"] if OPTIMIZE else []
+SELDOM_RUN = ("audit.pyx", "handles.pyx", "kinds.pyx", "segment_view.pyx")
 HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *PACKAGE.rglob("*.h"), *Path("native/include").rglob("*.h")]))
 
 extensions = [
@@ -22,11 +25,20 @@ extensions = [
         sources=[str(source)],
         depends=HEADERS,
         include_dirs=["native/include", "src/forebay/include"],
-        extra_compile_args=[*OPTIMIZE, "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
+        extra_compile_args=[
+            *(SMALL if source.name in SELDOM_RUN else OPTIMIZE),
+            *("-fvisibility=hidden", "-Wall", "-Wno-unused-function"),
+        ],
     )
     for source in sorted(PACKAGE.rglob("*.pyx"))
 ]
+# What Cython adds to a module stands once, and not in each.
+SHARED = "forebay.cython_utility"
+extensions.append(
+    Extension(SHARED, sources=["src/forebay/cython_utility.c"], extra_compile_args=[*SMALL, "-fvisibility=hidden"])
+)
 for extension in extensions:
+    extension.shared_utility_qualified_name = SHARED
     extension.cython_directives = {
         "language_level": 3,
         "auto_pickle": False,
