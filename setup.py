@@ -27,7 +27,8 @@ extensions = [
         include_dirs=["native/include", "src/forebay/include"],
         extra_compile_args=[
             *(SMALL if source.name in SELDOM_RUN else OPTIMIZE),
-            *("-fvisibility=hidden", "-Wall", "-Wno-unused-function"),
+            # As CPython itself; where CFLAGS is set, setuptools omits CPython's flags.
+            *("-fwrapv", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"),
         ],
     )
     for source in sorted(PACKAGE.rglob("*.pyx"))
