@@ -1,4 +1,4 @@
-"""Copy the docstrings of the compiled public classes into their stubs, as editors show stubs.
+"""Copy the docstrings of the compiled public classes into their stubs, as editors and the reference show stubs.
 
 Without arguments it writes the stubs from the installed package; with ``--check`` it fails if they differ.
 """
@@ -12,16 +12,17 @@ import textwrap
 from pathlib import Path
 
 import forebay
+import forebay.web
 
 STUBS = Path(__file__).parents[1] / "src"
-PUBLIC = [getattr(forebay, name) for name in forebay.__all__]
-CLASSES = {
-    base
-    for kind in PUBLIC
-    if inspect.isclass(kind)
-    for base in kind.__mro__
-    if base.__module__.startswith("forebay.core.")
-}
+PUBLIC = [getattr(package, name) for package in (forebay, forebay.web) for name in package.__all__]
+
+
+def stub_of(kind: type) -> Path:
+    return STUBS / f"{kind.__module__.replace('.', '/')}.pyi"
+
+
+CLASSES = {base for kind in PUBLIC if inspect.isclass(kind) for base in kind.__mro__ if stub_of(base).exists()}
 
 
 def text_of(thing: object) -> str | None:
@@ -56,11 +57,10 @@ def replaced(lines: list[str], node: ast.ClassDef | ast.FunctionDef, text: str) 
 
 def main(check: bool) -> int:
     differing = []
-    for module in sorted({kind.__module__ for kind in CLASSES}):
-        path = STUBS / f"{module.replace('.', '/')}.pyi"
+    for path in sorted({stub_of(kind) for kind in CLASSES}):
         stub = path.read_text(encoding="utf-8")
         lines = stub.split("\n")
-        kinds = {kind.__name__: kind for kind in CLASSES if kind.__module__ == module}
+        kinds = {kind.__name__: kind for kind in CLASSES if stub_of(kind) == path}
         nodes = [node for node in ast.parse(stub).body if isinstance(node, ast.ClassDef) and node.name in kinds]
         pairs = [pair for node in nodes for pair in wanted(kinds[node.name], node)]
         for node, text in reversed(pairs):

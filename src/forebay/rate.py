@@ -58,7 +58,7 @@ _FORMS: Final = (
 
 
 class Rate:
-    """``limit`` permits per period.
+    """``limit`` permits per period of ``period_ns`` nanoseconds.
 
     ``Rate(5, 10)`` is five per ten seconds. The period is a number of seconds, a ``timedelta`` or text like
     ``"10 minutes"``. ``limit`` is a whole number of at least 1. The fastest rate is one permit per nanosecond, the

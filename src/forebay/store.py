@@ -33,7 +33,9 @@ class LimiterStats:
     """Counts of one limiter since its segment was made, over all processes, living and gone."""
 
     allowed: int = 0
+    """Allowed requests."""
     denied: int = 0
+    """Denied requests."""
     inserted: int = 0
     """Keys put into the table."""
     evicted: int = 0
@@ -112,8 +114,11 @@ class Store:
     """
 
     name: str
+    """The name that it was made with; ``"private"`` for ``Store.private``."""
     path: str | None
+    """The segment's file; None for ``Store.private``."""
     keys: int
+    """Live keys that the segment was made for."""
     on_full: str | None
     manual_clock: ManualClock | None
     attachment: Attachment

@@ -20,7 +20,8 @@ import pytest
 from forebay.testing import ManualClock, private_stores
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path for folder in ("", "docs", "examples", "benchmarks") for path in (ROOT / folder).glob("*.md"))
+FOLDERS = ("", "docs", "docs/reference", "examples", "benchmarks")
+PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

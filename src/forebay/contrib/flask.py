@@ -33,7 +33,7 @@ View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
 
 
 class _Denied(exceptions.HTTPException):
-    """Raised for a denied request; `denial` says why. An ``app.errorhandler`` may make its own response."""
+    """Raised for a denied request; `denial` says why."""
 
     denial: Denial
 
@@ -44,10 +44,12 @@ class _Denied(exceptions.HTTPException):
         return error
 
 
-class TooManyRequests(_Denied, exceptions.TooManyRequests): ...
+class TooManyRequests(_Denied, exceptions.TooManyRequests):
+    """A request above a limit: 429. ``denial`` says why; an ``app.errorhandler`` may make its own response."""
 
 
-class ServiceUnavailable(_Denied, exceptions.ServiceUnavailable): ...
+class ServiceUnavailable(_Denied, exceptions.ServiceUnavailable):
+    """An undecided request: 503. Redis is unavailable, or the store has no room. ``denial`` says which."""
 
 
 # Flask finds a handler by the class. A denial of another status has no class, and is sent as it is.

@@ -48,7 +48,8 @@ cdef class AllOf(Reservable):
 
     A ``Decision`` names the limit that bound the request, ``decision.limiter``. For a denial it is the limit with the
     longest ``retry_after`` among those that denied, for an allowed request the one with the fewest ``remaining``.
-    ``limit`` is that limit's; ``remaining`` is the least and ``reset_after`` the longest of all.
+    ``limit`` is that limit's; ``remaining`` is the least and ``reset_after`` the longest of all. ``limiters`` are the
+    limiters, ``store`` is theirs, ``name`` has all their names, and ``may_free_early`` is true if it is so for any.
 
     Raises ``InvalidLimiter`` unless given 1 to 16 limiters of one store. Threads, processes, fork: as the limiters.
     O(number of limiters), lock-free; a denied request writes nothing shared. In a race of several requests for the last

@@ -19,7 +19,9 @@ class Limiter(Reservable):
 
     A limiter is a name in a store. Limiters of the same name share their state, within a process and across processes:
     ``TokenBucket``, ``LeakyBucket`` and ``MinInterval`` with each other, whatever their rates; others with their own
-    class only, if the parameters that docs/using.md names are the same.
+    class only, if the parameters that docs/using.md names are the same. A limiter has its arguments as attributes, such
+    as ``store``, ``name`` and ``rate``. ``may_free_early`` is true if a permit may be free before a decision's
+    ``retry_after``, because its holder gave it back.
 
     *Threads*: every method may be called from any thread. *Processes*: the store shares the state. The object itself
     can't be pickled: make one in each process, from the same store and name. *Fork*: a limiter made before a fork works

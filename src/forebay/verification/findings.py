@@ -19,9 +19,13 @@ class Finding:
     """One deviation: damage, or a note about something that is sound."""
 
     severity: Literal["damage", "note"]
+    """Whether the segment is damaged."""
     where: str
+    """The part of the segment, in words."""
     found: str
+    """What is there, in words."""
     expected: str
+    """What would be sound there, in words."""
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.where}: found {self.found}, expected {self.expected}"

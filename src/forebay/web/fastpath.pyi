@@ -14,6 +14,11 @@ _Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @final
 class Passage:
+    """Permission for one request. `fields` are header fields for its response.
+
+    If there is a `cleanup`, call its ``begin`` and ``end`` with the response's status: ``end`` before the last part of
+    the response is sent, or the client's next request may come before the permits are back.
+    """
     @property
     def fields(self) -> Sequence[tuple[Any, Any]]: ...
     @property
@@ -48,6 +53,8 @@ class StartWithFields:
 
 @disjoint_base
 class FastPath:
+    """An application, `app`, behind a `gate`."""
+
     app: Any
     @property
     def gate(self) -> Any: ...
@@ -55,6 +62,8 @@ class FastPath:
     def gate(self, gate: Any) -> None: ...
 
 class WSGIFastPath(FastPath):
+    """A limited WSGI application. A subclass has ``_respond_bounded`` and ``_respond_unusual``."""
+
     app: Callable[..., Iterable[bytes]]
     def __call__(
         self, environ: Environ, start_response: Callable[..., Callable[[bytes], object]]
@@ -72,6 +81,12 @@ class SendWithFields:
     def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]: ...
 
 class ASGIFastPath(FastPath):
+    """A limited ASGI application. A subclass has ``_respond_unusual`` and ``_deny``.
+
+    The coroutine returned here is never awaited if its task is cancelled before it starts. The charge stays, then.
+    Requests with a cleanup go to ``_respond_unusual``, which charges only once it runs.
+    """
+
     app: Callable[[Scope, _Receive, _Send], Awaitable[None]]
     def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> Coroutine[Any, Any, None]: ...
 

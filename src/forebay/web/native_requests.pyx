@@ -300,6 +300,7 @@ cdef class PeerKey:
         return key
 
     def key_of(self, peer, field):
+        """The key of a request's peer and field: a subclass has it."""
         raise NotImplementedError
 
     def __copy__(self):

@@ -17,7 +17,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @final
 class Lease:
-    """Permits that this process holds. True if the request was allowed.
+    """Permits that this process holds. True if the request was allowed, as is ``allowed``.
 
     Give them back with ``release``, or use the lease as a context manager. Without that, the permits come back at the
     end of the lease, or with the end of the process, but not when this object is garbage. ``full``: the store had no
@@ -61,7 +61,8 @@ class Concurrency(Limiter):
     * ``allow``, ``hit``, ``wait`` and the other methods of every limiter: they take permits that ``refund`` gives back.
 
     A permit becomes free when it is given back, when the process that holds it has ended in any way, or at the end of
-    its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews the lease: ``lease.renew()``.
+    its `lease`: text, seconds or a ``timedelta``; ``lease_ns`` is the same in nanoseconds. Work that takes longer
+    renews the lease: ``lease.renew()``.
 
     `keys` is the number of keys that can be live at once, that is, used within the last two leases; by default as many
     as half a megabyte holds, but at least 64. Each key takes 16 bytes and a bit for every permit (and from 49 keys on a

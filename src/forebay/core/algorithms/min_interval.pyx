@@ -14,7 +14,8 @@ from forebay.segment import layout
 cdef class MinInterval(GcraLimiter):
     """At least `interval` from one allowed request of a key to the next.
 
-    ``MinInterval(store, "sms", "30s")``. `interval` is text, a number of seconds or a ``timedelta``.
+    ``MinInterval(store, "sms", "30s")``. `interval` is text, a number of seconds or a ``timedelta``. ``interval_ns`` is
+    the same in nanoseconds.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 

@@ -28,7 +28,8 @@ class FixedWindow(WindowLimiter):
     ``FixedWindow(store, "quota", "1000/month", align="calendar", timezone="Europe/Berlin")`` has the days, weeks (from
     Monday), months or years of the calendar in that time zone, by the rules of Python's ``zoneinfo``. Where clocks
     change, a day has 23 or 25 hours. ``rate`` is then per the longest usual window: 1, 7, 31 or 366 days. A decision
-    takes some nanoseconds longer, as it first looks whether the edges of its windows are known.
+    takes some nanoseconds longer, as it first looks whether the edges of its windows are known. Other windows have no
+    `timezone`.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 

@@ -1,0 +1,58 @@
+"""What MkDocs does beside its configuration: pages from outside docs/, links between files, and names as links.
+
+A link on a page is relative to its file, as on GitHub. On the site it leads to the target's page if it has one, else to
+the file in the repository.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+# Files of the repository whose place on the site is not the one below docs/.
+PLACES: Final = {
+    "README.md": "index.md",
+    "docs/README.md": "map.md",
+    "examples/README.md": "examples.md",
+    "benchmarks/README.md": "benchmarks-method.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+ORIGINS: Final = {place: file for file, place in PLACES.items()}
+
+FENCE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK: Final = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)]+)?)\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    files.remove(files.src_uris["README.md"])
+    for place, file in ORIGINS.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / file)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    here = page.file.src_uri
+    folder = posixpath.dirname(ORIGINS.get(here, f"docs/{here}"))
+
+    def on_site(link: re.Match[str]) -> str:
+        file = posixpath.normpath(posixpath.join(folder, link[1]))
+        place = PLACES.get(file, file.removeprefix("docs/"))
+        if place in files.src_uris and (file in PLACES or file.startswith("docs/")):
+            return f"]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{link[2]})"
+        if (ROOT / file).exists():
+            return f"]({config.repo_url}/blob/main/{file}{link[2]})"
+        return link[0]
+
+    parts, position = [], 0
+    for fence in FENCE.finditer(markdown):
+        parts += [LINK.sub(on_site, markdown[position : fence.start()]), fence[0]]
+        position = fence.end()
+    return "".join([*parts, LINK.sub(on_site, markdown[position:])])

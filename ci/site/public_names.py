@@ -1,0 +1,26 @@
+"""The public names of forebay: those in ``__all__`` of its public modules, read from the sources without an import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).resolve().parents[2] / "src"
+
+PUBLIC: Final = (
+    *("forebay", "forebay.limits", "forebay.redis", "forebay.testing", "forebay.verification"),
+    *("forebay.web", "forebay.contrib.aiohttp", "forebay.contrib.aiohttp_client", "forebay.contrib.django"),
+    *("forebay.contrib.fastapi", "forebay.contrib.flask", "forebay.contrib.httpx", "forebay.contrib.requests"),
+    "forebay.contrib.rest_framework",
+)
+
+
+def public_names() -> Iterator[str]:
+    for module in PUBLIC:
+        file = SOURCE / module.replace(".", "/")
+        tree = ast.parse((file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text())
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+                yield from (f"{module}.{name}" for name in ast.literal_eval(node.value))
