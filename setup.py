@@ -2,10 +2,14 @@
 
 import os
 import platform
+import shlex
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
     raise SystemExit(f"forebay supports 64-bit Linux on x86-64 and aarch64, not {sys.platform} on {platform.machine()}")
@@ -51,7 +55,41 @@ for extension in extensions:
         "freethreading_compatible": True,
     }
 
+NO_COMPILER = """\
+forebay is being built from its sources, and {problem}. To compile, install:
+  Debian, Ubuntu:  apt-get install gcc libc6-dev python3-dev
+  Fedora, RHEL:    dnf install gcc python3-devel
+  Alpine:          apk add gcc musl-dev linux-headers python3-dev
+A wheel needs no compiler. pip takes one if there is one for this Python and system, and if pip is recent:
+  python -m pip install --upgrade pip"""
+
+
+def check_compiler() -> None:
+    """End with advice unless C can be compiled, which else shows only after Cython has run for a minute."""
+    words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    includes = [f"-I{sysconfig.get_path(name)}" for name in ("include", "platinclude")]
+    try:
+        result = subprocess.run(
+            [*words, "-fsyntax-only", *includes, "-x", "c", "-"],
+            input="#include <Python.h>\n#include <linux/membarrier.h>\n",
+            capture_output=True,
+            text=True,
+        )
+    except OSError as error:
+        raise SystemExit(NO_COMPILER.format(problem=f"the C compiler {words[0]} can't run: {error.strerror}")) from None
+    if result.returncode:
+        problem = next((line for line in result.stderr.splitlines() if "error" in line), f"exit {result.returncode}")
+        raise SystemExit(NO_COMPILER.format(problem=f"the C compiler {words[0]} can't compile: {problem}"))
+
+
+class BuildExtensions(build_ext):
+    def run(self) -> None:
+        check_compiler()
+        super().run()
+
+
 setup(
+    cmdclass={"build_ext": BuildExtensions},
     ext_modules=extensions,
     options={"build_ext": {"cython_c_in_temp": True, "parallel": os.cpu_count()}},
 )

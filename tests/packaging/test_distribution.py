@@ -78,14 +78,40 @@ def test_base_install_has_no_dependencies() -> None:
 )
 def test_unsupported_platform_fails_with_one_clear_line(change: str, expected: str) -> None:
     # Some environments lack setuptools; the error comes before its use.
-    stand_in = "sys.modules['setuptools'] = types.SimpleNamespace(Extension=None, setup=None)"
-    program = f"import platform, runpy, sys, types; {stand_in}; {change}; runpy.run_path('setup.py')"
+    stand_ins = (
+        "sys.modules['setuptools'] = types.SimpleNamespace(Extension=None, setup=None); "
+        "sys.modules['setuptools.command.build_ext'] = types.SimpleNamespace(build_ext=object)"
+    )
+    program = f"import platform, runpy, sys, types; {stand_ins}; {change}; runpy.run_path('setup.py')"
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
     )
     assert result.returncode == 1
     assert expected in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("compiler", "problem"),
+    [
+        ("/nonexistent/cc -pthread", "the C compiler /nonexistent/cc can't run: No such file or directory"),
+        ("gcc", "the C compiler gcc can't run: No such file or directory"),
+        (f"{sys.executable} -c 'raise SystemExit(3)'", "can't compile: exit 3"),
+    ],
+)
+def test_build_without_a_compiler_names_the_packages_before_cython_runs(
+    tmp_path: Path, compiler: str, problem: str
+) -> None:
+    """Wherever Cython ran before, it would write its output anew."""
+    pytest.importorskip("Cython")
+    command = [sys.executable, str(ROOT / "setup.py"), "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path]
+    environment = {**os.environ, "CC": compiler, "PATH": str(tmp_path), "LC_ALL": "C"}
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert problem in result.stderr
+    for system in ("Debian", "Fedora", "Alpine"):
+        assert system in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_header_refuses_an_unsupported_platform(tmp_path: Path) -> None:
