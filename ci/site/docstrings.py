@@ -6,21 +6,23 @@ import re
 from typing import Any, Final
 
 import griffe
-from public_names import public_names
+from public_names import public_paths
 
-NAME: Final = re.compile(r"(?<!`)``(\w+)``")
+NAME: Final = re.compile(r"(?<!`)``([A-Z]\w+)``")
 PAGE: Final = re.compile(r"\bdocs/([\w-]+)\.md\b")
-PATHS: Final = {name.rpartition(".")[2]: name for name in reversed(list(public_names()))}
-PATHS["Limiter"] = "forebay.core.limiter.Limiter"
+PATHS: Final = public_paths()
 
 
 class Docstrings(griffe.Extension):
     """Public names and pages in docstrings become links. A compiled class shows its first ``__new__`` as constructor.
 
-    The other ``__new__`` are those for stores of Redis, which have the same arguments.
+    The other ``__new__`` are those for stores of Redis, which have the same arguments. A class that only forebay makes
+    shows no constructor.
     """
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        if "__init__" in cls.members and str(cls.members["__init__"].returns) == "NoReturn":
+            cls.del_member("__init__")
         made = cls.overloads.get("__new__")
         if made:
             parameters = griffe.Parameters(griffe.Parameter("self"), *list(made[0].parameters)[1:])

@@ -1,5 +1,7 @@
 """What MkDocs does beside its configuration: pages from outside docs/, links between files, and names as links.
 
+A public name links to its entry in the reference where a page first has it.
+
 A link on a page is relative to its file, as on GitHub. On the site it leads to the target's page if it has one, else to
 the file in the repository.
 """
@@ -13,6 +15,7 @@ from typing import Any, Final
 
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from public_names import public_paths
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -27,6 +30,8 @@ PLACES: Final = {
 }
 ORIGINS: Final = {place: file for file, place in PLACES.items()}
 
+ENTRIES: Final = public_paths()
+NAME: Final = re.compile(r"^#.*$|\[[^]]*\]|(?<!`)`([A-Z]\w+)`(?!`)", re.MULTILINE)
 FENCE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK: Final = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)]+)?)\)")
 
@@ -51,8 +56,18 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
             return f"]({config.repo_url}/blob/main/{file}{link[2]})"
         return link[0]
 
+    linked = set()
+
+    def with_entry(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in ENTRIES or name in linked:
+            return found[0]  # also a heading, or a text that has a link already
+        linked.add(name)
+        return f"[`{name}`][{ENTRIES[name]}]"
+
     parts, position = [], 0
-    for fence in FENCE.finditer(markdown):
-        parts += [LINK.sub(on_site, markdown[position : fence.start()]), fence[0]]
-        position = fence.end()
-    return "".join([*parts, LINK.sub(on_site, markdown[position:])])
+    for fence in [*FENCE.finditer(markdown), None]:
+        text = LINK.sub(on_site, markdown[position : fence.start() if fence else None])
+        parts += [NAME.sub(with_entry, text), fence[0] if fence else ""]
+        position = fence.end() if fence else position
+    return "".join(parts)

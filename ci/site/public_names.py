@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,14 @@ PUBLIC: Final = (
     *("forebay.contrib.fastapi", "forebay.contrib.flask", "forebay.contrib.httpx", "forebay.contrib.requests"),
     "forebay.contrib.rest_framework",
 )
+
+
+def public_paths() -> dict[str, str]:
+    """The path of each public name that only one public module has, and of ``Limiter``, which docstrings refer to."""
+    paths = list(public_names())
+    names = Counter(path.rpartition(".")[2] for path in paths)
+    found = {name: path for path in paths if names[name := path.rpartition(".")[2]] == 1}
+    return found | {"Limiter": "forebay.core.limiter.Limiter"}
 
 
 def public_names() -> Iterator[str]:

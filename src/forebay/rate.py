@@ -13,8 +13,8 @@ from forebay.errors import InvalidRate, short_repr
 
 __all__ = ["Duration", "Rate", "as_delay_ns", "as_period_ns", "as_rate"]
 
-# A length of time: text like "2s" or "500 ms", a number of seconds, or a timedelta.
 Duration: TypeAlias = str | float | timedelta
+"""A length of time: text like ``"2s"`` or ``"500 ms"``, a number of seconds, or a ``timedelta``."""
 
 NS: Final = 1_000_000_000
 MAX_LIMIT: Final = 2**40
