@@ -1,11 +1,13 @@
-"""The compiled modules; everything else about the package is in pyproject.toml."""
+"""The compiled modules and the readme; everything else about the package is in pyproject.toml."""
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -67,10 +69,11 @@ A wheel needs no compiler. pip takes one if there is one for this Python and sys
 def check_compiler() -> None:
     """End with advice unless C can be compiled, which else shows only after Cython has run for a minute."""
     words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    includes = [f"-I{sysconfig.get_path(name)}" for name in ("include", "platinclude")]
+    words += shlex.split(os.environ.get("CPPFLAGS", "")) + shlex.split(os.environ.get("CFLAGS", ""))
+    words += [f"-I{sysconfig.get_path(name)}" for name in ("include", "platinclude")]
     try:
         result = subprocess.run(
-            [*words, "-fsyntax-only", *includes, "-x", "c", "-"],
+            [*words, "-fsyntax-only", "-x", "c", "-"],
             input="#include <Python.h>\n#include <linux/membarrier.h>\n",
             capture_output=True,
             text=True,
@@ -88,7 +91,16 @@ class BuildExtensions(build_ext):
         super().run()
 
 
+def readme() -> str:
+    """README.md with whole addresses, as an index shows it without the other files."""
+    source = tomllib.loads(Path("pyproject.toml").read_text())["project"]["urls"]["Source"]
+    text = re.sub(r"(!\[[^]]*\]\()(?!https:)", rf"\g<1>{source}/raw/main/", Path("README.md").read_text())
+    return re.sub(r"(\]\()(?!https:)", rf"\g<1>{source}/blob/main/", text)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_ext": BuildExtensions},
     ext_modules=extensions,
     options={"build_ext": {"cython_c_in_temp": True, "parallel": os.cpu_count()}},

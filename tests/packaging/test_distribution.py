@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -61,6 +62,15 @@ def test_wheel_has_stubs_modules_and_only_python_sources(wheel_names: list[str])
     assert scripts <= set(wheel_names)
     assert [name for name in wheel_names if name.endswith(".pxd")] == ["forebay/c_api.pxd"]
     assert not [name for name in wheel_names if name.endswith((".c", ".pyx"))]
+
+
+def test_readme_has_whole_addresses_in_the_metadata() -> None:
+    description = metadata.metadata("forebay")["Description"] or ""
+    addresses = re.findall(r"\]\(([^)]*)\)", description)
+    assert len(addresses) == len(re.findall(r"\]\(([^)]*)\)", (ROOT / "README.md").read_text())) > 0
+    (source,) = (url for url in metadata.metadata("forebay").get_all("Project-URL") or [] if url.startswith("Source, "))
+    files = [address.removeprefix(f"{source.removeprefix('Source, ')}/") for address in addresses]
+    assert all((ROOT / re.sub("^(raw|blob)/main/", "", file)).exists() for file in files), files
 
 
 def test_base_install_has_no_dependencies() -> None:
