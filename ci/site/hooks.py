@@ -27,6 +27,7 @@ PLACES: Final = {
     "benchmarks/README.md": "benchmarks-method.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
 }
 ORIGINS: Final = {place: file for file, place in PLACES.items()}
 
