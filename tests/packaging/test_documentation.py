@@ -1,4 +1,7 @@
-"""The pages: links and paths lead to files, prose is wrapped, and snippets import existing names; some are run."""
+"""The pages: links and paths lead to files, prose is wrapped, and snippets import existing names.
+
+Some are run here, the others in test_page_examples.py, test_c_api_examples.py and tests/redis/test_redis_pages.py.
+"""
 
 from __future__ import annotations
 
