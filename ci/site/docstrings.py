@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import griffe
 from public_names import public_paths
+from titles import title_of
 
 NAME: Final = re.compile(r"(?<!`)``([A-Z]\w+)``")
 PAGE: Final = re.compile(r"\bdocs/([\w-]+)\.md\b")
@@ -37,4 +38,4 @@ class Docstrings(griffe.Extension):
                 return f"[`{name}`][{PATHS[name]}]" if name in PATHS and name != own else found[0]
 
             text = NAME.sub(link, obj.docstring.value).replace("::\n", ":\n")
-            obj.docstring.value = PAGE.sub(r"[docs/\1.md](../\1.md)", text)
+            obj.docstring.value = PAGE.sub(lambda found: f"[{title_of(found[1])}](../{found[1]}.md)", text)

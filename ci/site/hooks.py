@@ -1,6 +1,7 @@
 """What MkDocs does beside its configuration: pages from outside docs/, links between files, and names as links.
 
-A public name links to its entry in the reference where a page first has it.
+A link whose text is a page's file name shows its title. A public name links to its entry in the reference where a page
+first has it.
 
 A link on a page is relative to its file, as on GitHub. On the site it leads to the target's page if it has one, else to
 the file in the repository.
@@ -16,6 +17,7 @@ from typing import Any, Final
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from public_names import public_paths
+from titles import title_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -34,6 +36,7 @@ ORIGINS: Final = {place: file for file, place in PLACES.items()}
 ENTRIES: Final = public_paths()
 NAME: Final = re.compile(r"^#.*$|\[[^]]*\]|(?<!`)`([A-Z]\w+)`(?!`)", re.MULTILINE)
 FENCE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+FILE_NAME: Final = re.compile(r"\[(?:docs/)?([\w-]+)\.md\]\((?=(?:docs/)?\1\.md)")
 LINK: Final = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)]+)?)\)")
 
 
@@ -69,6 +72,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     parts, position = [], 0
     for fence in [*FENCE.finditer(markdown), None]:
         text = LINK.sub(on_site, markdown[position : fence.start() if fence else None])
+        text = FILE_NAME.sub(lambda found: f"[{title_of(found[1])}](", text)
         parts += [NAME.sub(with_entry, text), fence[0] if fence else ""]
         position = fence.end() if fence else position
     return "".join(parts)
