@@ -1,7 +1,7 @@
 """Check a built site: ``python ci/site/check.py build/site``.
 
 It fails if a link leads to no file or anchor of the site, if a page or a style would load anything from another host,
-or if a public name has no entry in the reference.
+or if a public name has no entry in the reference, or a private name has one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def problems_of(site: Path) -> Iterator[str]:
         found = IN_STYLE.findall(path.read_text())
         yield from (f"{path.relative_to(site)}: loads {address}" for address in found if is_elsewhere(address))
     anchors = set().union(*(page.anchors for page in pages.values()))
-    yield from (f"{name} has no entry in the reference" for name in public_names() if name not in anchors)
+    public = set(public_names())
+    yield from (f"{name} has no entry in the reference" for name in sorted(public - anchors))
+    entries = {anchor for anchor in anchors if anchor.startswith("forebay.") and "._" in anchor}
+    yield from (f"{name} has an entry in the reference, but is private" for name in sorted(entries - public))
 
 
 def main() -> int:
