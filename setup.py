@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tomllib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -71,15 +72,16 @@ def check_compiler() -> None:
     words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     words += shlex.split(os.environ.get("CPPFLAGS", "")) + shlex.split(os.environ.get("CFLAGS", ""))
     words += [f"-I{sysconfig.get_path(name)}" for name in ("include", "platinclude")]
-    try:
-        result = subprocess.run(
-            [*words, "-fsyntax-only", "-x", "c", "-"],
-            input="#include <Python.h>\n#include <linux/membarrier.h>\n",
-            capture_output=True,
-            text=True,
-        )
-    except OSError as error:
-        raise SystemExit(NO_COMPILER.format(problem=f"the C compiler {words[0]} can't run: {error.strerror}")) from None
+    with TemporaryDirectory() as folder:
+        source = Path(folder, "probe.c")
+        source.write_text("#include <Python.h>\n#include <linux/membarrier.h>\n")
+        try:
+            result = subprocess.run(
+                [*words, "-c", str(source), "-o", f"{folder}/probe.o"], capture_output=True, text=True
+            )
+        except OSError as error:
+            problem = f"the C compiler {words[0]} can't run: {error.strerror}"
+            raise SystemExit(NO_COMPILER.format(problem=problem)) from None
     if result.returncode:
         problem = next((line for line in result.stderr.splitlines() if "error" in line), f"exit {result.returncode}")
         raise SystemExit(NO_COMPILER.format(problem=f"the C compiler {words[0]} can't compile: {problem}"))
