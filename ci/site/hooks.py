@@ -1,7 +1,7 @@
 """What MkDocs does beside its configuration: pages from outside docs/, links between files, and names as links.
 
-A link whose text is a page's file name shows its title. A public name links to its entry in the reference where a page
-first has it.
+A link whose text is a page's file name shows its title. Where a page first has a public name, the name links to its
+entry in the reference; where it first has a file of the repository, the file's name links to it.
 
 A link on a page is relative to its file, as on GitHub. On the site it leads to the target's page if it has one, else to
 the file in the repository.
@@ -34,7 +34,9 @@ PLACES: Final = {
 ORIGINS: Final = {place: file for file, place in PLACES.items()}
 
 ENTRIES: Final = public_paths()
-NAME: Final = re.compile(r"^#.*$|\[[^]]*\]|(?<!`)`([A-Z]\w+)`(?!`)", re.MULTILINE)
+FOLDERS: Final = ("benchmarks/", "ci/", "examples/", "native/", "src/", "tests/")
+# A heading, a text that has a link already, or a name or file in backquotes.
+CODE: Final = re.compile(r"^#.*$|\[[^]]*\]|(?<!`)`([A-Z]\w+|[\w.-]+/[\w./-]*[\w-])`(?!`)", re.MULTILINE)
 FENCE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME: Final = re.compile(r"\[(?:docs/)?([\w-]+)\.md\]\((?=(?:docs/)?\1\.md)")
 LINK: Final = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)]+)?)\)")
@@ -62,17 +64,22 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
     linked = set()
 
-    def with_entry(found: re.Match[str]) -> str:
-        name = found[1]
-        if name not in ENTRIES or name in linked:
-            return found[0]  # also a heading, or a text that has a link already
-        linked.add(name)
-        return f"[`{name}`][{ENTRIES[name]}]"
+    def with_link(found: re.Match[str]) -> str:
+        code = found[1]
+        if not code or code in linked:
+            return found[0]
+        linked.add(code)
+        if code in ENTRIES:
+            return f"[`{code}`][{ENTRIES[code]}]"
+        for file in (code, posixpath.join(folder, code)):
+            if file.startswith(FOLDERS) and (ROOT / file).exists():
+                return f"[`{code}`]({config.repo_url}/blob/main/{file})"
+        return found[0]
 
     parts, position = [], 0
     for fence in [*FENCE.finditer(markdown), None]:
         text = LINK.sub(on_site, markdown[position : fence.start() if fence else None])
         text = FILE_NAME.sub(lambda found: f"[{title_of(found[1])}](", text)
-        parts += [NAME.sub(with_entry, text), fence[0] if fence else ""]
+        parts += [CODE.sub(with_link, text), fence[0] if fence else ""]
         position = fence.end() if fence else position
     return "".join(parts)
