@@ -33,7 +33,8 @@ LAYERS: Final = (
     ("forebay.core",),
     ("forebay.redis", "forebay.testing", "forebay.verification"),
     ("forebay.limits", "forebay.web"),
-    ("forebay.cli", "forebay.contrib"),
+    ("forebay.contrib", "forebay.tuning"),
+    ("forebay.cli",),
     ("forebay",),
     ("pytest_forebay",),
 )

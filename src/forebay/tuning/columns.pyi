@@ -1,0 +1,16 @@
+from collections.abc import Sequence
+from typing import BinaryIO, Final, Self, final
+
+from forebay.tuning.keys import Keys
+
+REQUEST_BYTES: Final[int]
+
+@final
+class Columns:
+    keys: Keys
+    count: int
+    reordered: int
+    late: int
+    def __new__(cls, file: BinaryIO, window: int = 131_072) -> Self: ...
+    def extend(self, times: Sequence[object], keys: Sequence[object]) -> list[int]: ...
+    def finish(self) -> None: ...

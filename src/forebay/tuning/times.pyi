@@ -1,0 +1,1 @@
+from forebay.clock import MAX_NS as MAX_NS
