@@ -18,6 +18,7 @@ NEEDS = {
     "forebay.limits": ("limits", "limits"),
     "forebay.redis": ("redis", "redis"),
     "forebay.cli.verify": ("click", "cli"),
+    "forebay.cli.tune": ("click", "cli"),
 }
 PROGRAM = """
 import importlib, json, sys

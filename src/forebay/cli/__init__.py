@@ -22,9 +22,10 @@ def main() -> None:
     @click.group(context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(package_name="forebay")
     def forebay() -> None:
-        """Inspect the rate limits of this host from outside the processes that use them."""
+        """Inspect the rate limits of this host from outside the processes that use them, and compare limits."""
 
-    from forebay.cli import verify
+    from forebay.cli import tune, verify
 
+    forebay.add_command(tune.command, "tune")
     forebay.add_command(verify.command, "verify")
     forebay(prog_name="forebay")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ with Needs("cli", __name__):
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.table import Table
 
+from forebay.cli.printing import consoles, printable
 from forebay.errors import ForebayError
 from forebay.verification import Report, verify
 
@@ -35,15 +35,13 @@ def command(name: str | None, path: Path | None) -> None:
     """
     if (name is None) == (path is None):
         raise click.UsageError("give a store's NAME or --path FILE")
-    # Text from a segment is printed as it is: no markup, no emoji, no colours.
-    plain = functools.partial(Console, markup=False, emoji=False, highlight=False)
-    console, errors = plain(), plain(stderr=True, soft_wrap=True)
+    console, errors = consoles()
     try:
         report = _verify_with_progress(name if path is None else path.absolute(), errors)
         _print(report, console)
     except (ForebayError, ValueError, OSError) as error:
         # An OSError, too: the path is no file, or the output takes nothing.
-        errors.print(_printable(str(error)))
+        errors.print(printable(str(error)))
         sys.exit(2)
     sys.exit(0 if report.sound else 1)
 
@@ -60,7 +58,7 @@ def _verify_with_progress(name_or_path: str | Path | None, console: Console) -> 
 
 
 def _print(report: Report, console: Console) -> None:
-    title = f"{_printable(report.path)}: {report.bytes:,} bytes, {report.clock} clock"
+    title = f"{printable(report.path)}: {report.bytes:,} bytes, {report.clock} clock"
     table = Table()
     for heading in ("", "algorithm"):
         table.add_column(heading)
@@ -69,22 +67,17 @@ def _print(report: Report, console: Console) -> None:
     for part in report.parts:
         cells = sum(part.cells.values()) - part.cells["blocked"]
         held = f"{part.held:,}" if part.algorithm == "Concurrency" else ""
-        name, claims = _printable(part.name), part.cells["claims"]
+        name, claims = printable(part.name), part.cells["claims"]
         table.add_row(name, part.algorithm, f"{cells:,}", f"{part.live_keys:,}", f"{claims:,}", held)
     console.print(title, soft_wrap=True)
     console.print(table)
     findings = (*report.damage, *(finding for finding in report.findings if finding.severity == "note"))
     for finding in findings[:SHOWN]:
-        console.print(_printable(str(finding)), soft_wrap=True)
+        console.print(printable(str(finding)), soft_wrap=True)
     if len(findings) > SHOWN:
         console.print(f"... and {len(findings) - SHOWN} more")
     verdict = "sound" if report.sound else f"damaged: {_count(len(report.damage), 'finding')}"
     console.print(verdict, f"({_count(len(report.limiters), 'limiter')})")
-
-
-def _printable(text: str) -> str:
-    """Escape what would move a terminal's cursor or change its colours, as ``repr`` does."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _count(number: int, what: str) -> str:
