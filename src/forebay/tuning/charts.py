@@ -68,7 +68,9 @@ def lines(across: Axis, up: Axis, series: Sequence[Line], upright: Sequence[tupl
         parts += [f'<path class="grid" d="M{LEFT} {y:.1f}h{width}"/>', _text(LEFT - 6, y + 4, label, "end")]
     for value, label in across.marks:
         x = LEFT + width * across.part(value)
-        parts += [f'<path class="grid" d="M{x:.1f} {floor}v5"/>', _text(x, floor + 18, label, "middle")]
+        # The last label ends where the plot ends.
+        anchor = "end" if value >= across.high else "middle"
+        parts += [f'<path class="grid" d="M{x:.1f} {floor}v5"/>', _text(x, floor + 18, label, anchor)]
     for value, label in upright:
         x = LEFT + width * across.part(value)
         parts += [f'<path class="mark" d="M{x:.1f} {TOP}V{floor}"/>', _text(x + 4, TOP + 12, label)]

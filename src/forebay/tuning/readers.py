@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import os
 import stat
 import sys
@@ -327,39 +328,43 @@ def _values(records: list[Any], path: list[str]) -> list[Any]:
 def _add_csv(blocks: Iterator[bytes], reading: Reading, columns: Columns, key: str | None, time: str | None) -> None:
     """CSV with a row of names first."""
     # One reader for all blocks: a quoted value may hold line ends.
-    rows = csv.reader(line for block in blocks for line in io.StringIO(_decoded(block), newline=""))
-    positions: list[int] = []
+    rows = csv.reader(itertools.chain.from_iterable(map(_lines_of, blocks)))
+    try:
+        names = next(rows)
+    except (csv.Error, StopIteration):
+        raise UnusableLog(f"{reading.name}: line 1 is no row of CSV: name another --format") from None
+    at_time = names.index(_field(time, TIME_FIELDS, names, "time", reading.name))
+    at_key = names.index(_field(key, KEY_FIELDS, names, "key", reading.name))
+    times: list[str] = []
+    keys: list[str] = []
     numbers: list[int] = []
-    values: tuple[list[str | None], list[str | None]] = ([], [])
 
     def add() -> None:
-        for index in columns.extend(*values):
-            shown = " and ".join(short_repr(column[index]) for column in values)
+        for index in columns.extend(times, keys):
+            shown = f"{short_repr(times[index])} and {short_repr(keys[index])}"
             reading.unreadable.add(numbers[index], f"{shown} are no time and key")
-        for column in (numbers, *values):
-            column.clear()
+        times.clear()
+        keys.clear()
+        numbers.clear()
         reading.lines = rows.line_num
 
     while True:
         try:
-            row = next(rows, None)
+            for row in rows:
+                if len(row) > at_time and len(row) > at_key:
+                    times.append(row[at_time])
+                    keys.append(row[at_key])
+                    numbers.append(rows.line_num)
+                    if len(numbers) == ROWS:
+                        add()
+                elif row:
+                    reading.unreadable.add(rows.line_num, f"a row of {len(row)} values, too few for time and key")
         except csv.Error as error:
             reading.unreadable.add(rows.line_num, str(error))
-            continue
-        if row is None:
+        else:
             break
-        if not positions:
-            name = reading.name
-            fields = (_field(time, TIME_FIELDS, row, "time", name), _field(key, KEY_FIELDS, row, "key", name))
-            positions = [row.index(field) for field in fields]
-        elif row:
-            numbers.append(rows.line_num)
-            for column, position in zip(values, positions, strict=True):
-                column.append(row[position] if position < len(row) else None)
-            if len(numbers) == ROWS:
-                add()
     add()
 
 
-def _decoded(block: bytes) -> str:
-    return block.decode("utf-8-sig", errors="backslashreplace")
+def _lines_of(block: bytes) -> Iterator[str]:
+    return io.StringIO(block.decode("utf-8-sig", errors="backslashreplace"), newline="")

@@ -155,7 +155,10 @@ def _over_time(comparison: Comparison) -> Iterable[str]:
     bin_s = comparison.bin_ns / NS
     end_s = bin_s * len(comparison.requests_by_bin)
     marks = tuple(
-        (end_s * number / TIME_MARKS, time_text(comparison.first_ns + round(end_s * NS * number / TIME_MARKS))[5:19])
+        (
+            end_s * number / TIME_MARKS,
+            time_text(comparison.first_ns + round(end_s * NS * number / TIME_MARKS))[5:19].replace("T", " "),
+        )
         for number in range(TIME_MARKS + 1)
     )
     across = Axis("", 0, end_s, marks)
