@@ -192,7 +192,7 @@ def test_combined_lines_are_read(tmp_path: Path) -> None:
 
 
 def test_brackets_in_a_name_and_crlf_are_read(tmp_path: Path) -> None:
-    content = line(SECOND).replace("- -", "- [a] b [") + line(SECOND)
+    content = line(SECOND).replace("- -", "- [a] b [") + "\n" + line(SECOND)
     requests, reading = read_bytes(tmp_path, content.replace("\n", "\r\n").encode())
     assert requests == [(SECOND * NS, "192.0.2.1")] * 2
     assert reading.unreadable.count == 0
