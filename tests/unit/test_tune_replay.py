@@ -280,6 +280,6 @@ def test_a_store_has_room_for_all_keys_that_are_live_at_a_time(algorithm: str) -
     """Of 20,000 keys that come now and then, so that their states end all the time."""
     moving = random.Random(5)
     view, keys, _ = written([(1, f"user-{moving.randrange(20_000)}") for _ in range(60_000)])
-    comparison = compare(view, keys, [Rate(3, 10)], [algorithm], [3, 15], memory_bytes=GB)
+    comparison = compare(view, keys, [Rate(1, 10)], [algorithm], [1, 5], memory_bytes=GB)
     # With as many live keys as a store has room for, fewer than one insertion of 10,000 finds no free cell.
     assert max(result.evicted for result in comparison.results) <= 6
