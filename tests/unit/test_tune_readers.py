@@ -8,13 +8,14 @@ import io
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from access_logs import NS, SECOND, Requests, line, read_bytes, requests_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.tuning.columns import Columns
+from forebay.tuning.columns import REQUEST_BYTES, Columns
 from forebay.tuning.keys import Keys
 from forebay.tuning.problems import UnusableLog
 from forebay.web import ClientAddress
@@ -175,6 +176,32 @@ def test_a_request_behind_the_window_gets_the_time_before_it() -> None:
     columns.finish()
     assert columns.late == columns.reordered == 1
     assert requests_of(file, columns)[2] == ((SECOND + 1) * NS, "e")
+
+
+class Full(io.RawIOBase):
+    """A file that takes a few bytes at a time, and then no more."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.taken = room, bytearray()
+
+    def write(self, data: Any) -> int:
+        if len(self.taken) >= self.room:
+            raise OSError(28, "No space left on device")
+        self.taken += bytes(data[:5])
+        return len(data[:5])
+
+
+def test_a_full_disk_is_refused_with_the_remedy() -> None:
+    for room in (0, 20):
+        columns = Columns(Full(room))
+        columns.extend([SECOND] * 9, ["a"] * 9)
+        with pytest.raises(UnusableLog, match=r"temporary file, 12 bytes each: .*No space left on device: set TMPDIR"):
+            columns.finish()
+    slow = Full(1000)
+    columns = Columns(slow)
+    columns.extend([SECOND] * 9, ["a"] * 9)
+    columns.finish()
+    assert len(slow.taken) == 9 * REQUEST_BYTES
 
 
 # Formats

@@ -106,7 +106,7 @@ def command(
         raise click.UsageError("give a LOG or --traffic KIND")
     console, errors = consoles()
     try:
-        with tempfile.TemporaryFile() as file, _progress(errors) as progress:
+        with tempfile.TemporaryFile(buffering=0) as file, _progress(errors) as progress:
             columns = Columns(file)
             if traffic is not None:
                 generated = Generated(traffic, requests, users, rate, seed)
@@ -139,7 +139,6 @@ def command(
 
 
 def _mapped(file: BinaryIO) -> mmap.mmap:
-    file.flush()
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 

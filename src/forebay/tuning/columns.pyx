@@ -16,6 +16,8 @@ from libc.string cimport memcpy, memmove
 
 from forebay.tuning.times cimport number_ns, text_time_ns
 
+from forebay.tuning.problems import UnusableLog
+
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -84,7 +86,9 @@ cdef int64_t time_of(object time) except -2:
 
 @cython.final
 cdef class Columns:
-    """Writes requests to `file`, sorted. `window` is how many of the newest requests it holds back to sort them.
+    """Writes requests to the binary `file`, sorted.
+
+    `window` is how many of the newest requests it holds back to sort them. Raises ``UnusableLog`` if the disk is full.
 
     *Complexity*: O(1) per request, O(log window) for one out of order. For one thread at a time.
     """
@@ -126,7 +130,14 @@ cdef class Columns:
         if not self.in_order:
             sort_by_time(self.pending, self.scratch, self.size)
             self.in_order = True
-        self.file.write(PyMemoryView_FromMemory(<char*>self.pending, count * sizeof(Request), PyBUF_READ))
+        left = PyMemoryView_FromMemory(<char*>self.pending, count * sizeof(Request), PyBUF_READ)
+        try:
+            while left:
+                left = left[self.file.write(left):]
+        except OSError as error:
+            raise UnusableLog(
+                f"requests can't be kept in a temporary file, 12 bytes each: {error}: set TMPDIR to a folder with room"
+            ) from None
         self.written_ns = self.pending[count - 1].time_ns
         self.size -= count
         memmove(self.pending, self.pending + count, self.size * sizeof(Request))

@@ -143,7 +143,7 @@ def _unpacked(raw: BinaryIO, name: str, columns: Columns) -> Iterator[bytes]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UnusableLog(
             f"{name}: its gzip data is damaged or cut off after {columns.count:,} requests ({error}): copy it again, "
-            f"or replay what is readable by: zcat {name} | forebay tune -"
+            "or replay what is readable: zcat LOG | forebay tune -"
         ) from None
 
 
