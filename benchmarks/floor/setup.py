@@ -1,4 +1,4 @@
-"""Builds the floors and the loops over the C API with the package's compiler flags. ci/bench runs it."""
+"""Builds the floors and the loops over the C API with the package's compiler flags. ci/bench runs it in this folder."""
 
 from pathlib import Path
 
@@ -6,13 +6,12 @@ from setuptools import Extension, setup
 
 import forebay
 
-HERE = Path(__file__).parent
-HEADERS = HERE.parent.parent / "native" / "include"
+HEADERS = Path(__file__).resolve().parents[2] / "native" / "include"
 
 extensions = [
     Extension(
         name,
-        sources=[str(HERE / f"{name}.pyx")],
+        sources=[f"{name}.pyx"],
         depends=sorted(map(str, HEADERS.rglob("*.h"))),
         include_dirs=[str(HEADERS), forebay.get_include()],
         extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
