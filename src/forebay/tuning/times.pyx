@@ -93,7 +93,7 @@ cdef int64_t combined_time_ns(const char* text) noexcept nogil:
 
 
 cdef int64_t fraction_ns(const char* text, Py_ssize_t size) noexcept nogil:
-    """Of the digits behind the point; those behind the ninth are cut off. -1 if one is no digit."""
+    """The nanoseconds in the digits behind the point, of which the first nine count. -1 if one is no digit."""
     cdef int64_t value = 0
     cdef Py_ssize_t i
     for i in range(max(size, 9)):
