@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import html
 import json
 import os
 import pty
@@ -74,6 +75,7 @@ def test_json_is_stable_and_has_the_figures(log: Path) -> None:
         "unreadable_examples": [
             {"line": 104, "why": "no address and [10/Oct/2000:13:55:36 -0700] in 'what is this'"},
         ],
+        "warning": None,
         "reordered": 1,
         "late": 0,
         "requests": 103,
@@ -105,6 +107,16 @@ def test_json_is_stable_and_has_the_figures(log: Path) -> None:
     assert document["demand"][0]["points"][0] == {"limit": 1, "users_above": 2}
     assert document["demand"][0]["points"][-1] == {"limit": 60, "users_above": 0}
     assert sum(document["timeline"]["requests"]) == 103
+
+
+def test_a_log_that_names_the_server_first_is_warned_of(tmp_path: Path) -> None:
+    log, report = tmp_path / "access.log", tmp_path / "report.html"
+    log.write_text(log_lines(10, "www.example:443 192.0.2.1"))
+    result = run(log, "--limit", "5/minute", "--html", report)
+    assert (result.returncode, result.stderr) == (0, "")
+    warning = "the first line begins with 'www.example:443', which is no address"
+    assert f"warning: {warning}" in result.stdout
+    assert f"<strong>Warning:</strong> {html.escape(warning)}" in report.read_text()
 
 
 def test_generated_traffic_is_replayed() -> None:

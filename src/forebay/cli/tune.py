@@ -162,6 +162,8 @@ def _print(source: Source, comparison: Comparison, console: Console) -> None:
         unreadable = source.reading.unreadable
         share = unreadable.count / source.reading.lines
         say(f"{unreadable.count:,} lines ({share:.2%}) are unreadable and left out: {printable(str(unreadable))}")
+    if source.reading is not None and source.reading.warning is not None:
+        say(f"warning: {printable(source.reading.warning)}")
     if source.late:
         say(f"{source.late:,} requests came too late to be sorted: they got the time of the line before")
     for rate in dict.fromkeys(result.candidate.rate for result in comparison.results):

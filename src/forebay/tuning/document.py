@@ -42,6 +42,7 @@ def document(source: Source, comparison: Comparison) -> dict[str, Any]:
             "unreadable_examples": [
                 {"line": line, "why": why} for line, why in (reading.unreadable.examples if reading else ())
             ],
+            "warning": reading.warning if reading else None,
             "reordered": source.reordered,
             "late": source.late,
             "requests": comparison.requests,

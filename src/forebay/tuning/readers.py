@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import ipaddress
 import itertools
 import os
 import stat
@@ -63,12 +64,14 @@ class Unreadable:
 
 @dataclass
 class Reading:
-    """What was read of a log."""
+    """The number of lines that a reader saw, and those that it could not read."""
 
     name: str
     format: str
     lines: int = 0
     unreadable: Unreadable = field(default_factory=Unreadable)
+    warning: str | None = None
+    """Why the keys may not be users, and the remedy."""
 
     def check(self) -> None:
         """Raise ``UnusableLog`` if too many lines are unreadable."""
@@ -107,6 +110,7 @@ def read(
         reading = Reading(name, found)
         watched = _watched(first, blocks, reading, lambda: progress(raw.tell() if total is not None else 0, total))
         if found == "combined":
+            reading.warning = _doubt(first)
             _add_combined(watched, reading, columns)
         elif found == "json":
             _JsonLines(columns, first, key, time, name).add_all(watched, reading)
@@ -209,6 +213,19 @@ def _format_of(block: bytes, name: str) -> str:
 
 def _shown(line: bytes) -> str:
     return line[:100].decode(errors="backslashreplace")
+
+
+def _doubt(block: bytes) -> str | None:
+    """Why the first words of these lines may not be users: some servers write their own name there."""
+    word = _shown(block.lstrip().partition(b" ")[0])
+    try:
+        ipaddress.ip_address(word)
+    except ValueError:
+        return (
+            f"the first line begins with {short_repr(word)}, which is no address, and each such word counts as a user: "
+            "if it names the server, leave it out: cut -d' ' -f2- LOG | forebay tune -"
+        )
+    return None
 
 
 def _add_combined(blocks: Iterator[bytes], reading: Reading, columns: Columns) -> None:

@@ -88,6 +88,8 @@ def _facts(source: Source, comparison: Comparison) -> Iterable[str]:
             f"<p>{reading.unreadable.count:,} of {reading.lines:,} lines ({share:.2%}) are unreadable and left out: "
             f"{escape(str(reading.unreadable))}.</p>"
         )
+    if reading is not None and reading.warning is not None:
+        yield f"<p><strong>Warning:</strong> {escape(reading.warning)}.</p>"
     if source.reordered:
         yield (
             f"<p>{source.reordered:,} requests are dated before the line before them, and were sorted; {source.late:,} "
