@@ -1,7 +1,7 @@
 """A pytest plugin: a fork waits until threads that have ended for Python have also ended for the kernel.
 
-At its end a thread gives its memory back under a lock of the address sanitizer. That lock is not freed in the child of
-a fork (before version 19 of its runtime), so the child would wait for it for ever.
+At its end a thread gives its memory back under a lock of the address sanitizer. The child of a fork inherits that lock
+as it was, and nobody there releases it: the child's next allocation would wait for ever.
 """
 
 import os

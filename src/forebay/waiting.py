@@ -112,7 +112,7 @@ async def wait_async(
     burst: int | None = None,
 ) -> bool:
     """``wait`` for a task."""
-    import asyncio  # it takes more than half of the time that importing forebay would take
+    import asyncio  # seldom needed, and slow to import
 
     event = asyncio.Event()
     waiter = _Waiter(limiter, key, cost, timeout, jitter, tier_of(rate, burst), event, asyncio.get_running_loop())

@@ -23,9 +23,9 @@ class Finding:
     where: str
     """The part of the segment, in words."""
     found: str
-    """What is there, in words."""
+    """The value that the segment holds, in words."""
     expected: str
-    """What would be sound there, in words."""
+    """The values that would be sound, in words."""
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.where}: found {self.found}, expected {self.expected}"
