@@ -687,6 +687,8 @@ def test_invalid_servers_and_options_are_refused(server: RedisServer) -> None:
         for option in ("foo=3", "ssl_cert_reqs=none"):
             with pytest.raises(ValueError, match=f"unknown option.*{option.partition('=')[0]}.*rediss"):
                 kind(f"{server.url}?{option}")
+            with pytest.raises(ValueError, match=f"unknown option.*{option.partition('=')[0]}"):
+                kind(f"redis+cluster://127.0.0.1:{server.port}?{option}")
         for address in ("localhost", "127.0.0.1/0"):
             with pytest.raises(ValueError, match=f"not with '{address}': say redis://localhost"):
                 kind(address)

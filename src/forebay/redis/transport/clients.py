@@ -45,6 +45,7 @@ def client_of(server: Any, timeout: Duration | None) -> Server | Cluster:
     checked_url(server)
     options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
     if nodes_url := cluster_url(server):
+        check_options(redis.ConnectionPool.from_url(nodes_url))
         options["connection_pool_class"] = TimedPool
         return Cluster(functools.partial(redis.cluster.RedisCluster.from_url, nodes_url, **options))
 
@@ -68,6 +69,7 @@ def async_client_of(server: Any, timeout: Duration | None) -> AsyncServer | Asyn
     checked_url(server)
     options = {"retry": redis.asyncio.retry.Retry(NoBackoff(), 0), **client_options(timeout)}
     if nodes_url := cluster_url(server):
+        check_options(redis.ConnectionPool.from_url(nodes_url))
         return AsyncCluster(bounded(redis.asyncio.cluster.RedisCluster.from_url(nodes_url, **options)))
     own = redis.asyncio.Redis.from_url(server, **options)
     check_options(own.connection_pool)
@@ -171,7 +173,7 @@ def checked_url(url: str) -> str:
 
 
 def check_options(pool: Any) -> None:
-    """Check that a URL's options make a connection. The pool itself would raise only at the first call."""
+    """Check that a URL's options make a connection. A pool raises at the first call only, and a cluster never."""
     try:
         pool.connection_class(**pool.connection_kwargs)
     except TypeError as error:
