@@ -32,7 +32,7 @@ LAYERS: Final = (
     ("forebay.holding", "forebay.store", "forebay.waiting"),
     ("forebay.core",),
     ("forebay.redis", "forebay.testing", "forebay.verification"),
-    ("forebay.limits", "forebay.web"),
+    ("forebay.limits", "forebay.urls", "forebay.web"),
     ("forebay.contrib", "forebay.tuning"),
     ("forebay.cli",),
     ("forebay",),

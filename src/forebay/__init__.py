@@ -27,6 +27,7 @@ from forebay.errors import (
     InvalidKey,
     InvalidLimiter,
     InvalidRate,
+    InvalidURL,
     LimiterNameWarning,
     LimitExceeded,
     NotAwaited,
@@ -37,6 +38,7 @@ from forebay.errors import (
     SegmentSpaceError,
     SegmentVersionMismatch,
     StoreClosed,
+    StoreFallbackWarning,
     StoreUnavailable,
     TooManyLimiters,
     TruncatedSegment,
@@ -47,6 +49,7 @@ from forebay.errors import (
 from forebay.headers import get_include
 from forebay.rate import Rate
 from forebay.store import LimiterStats, Store, StoreStats
+from forebay.urls import connect, connect_async
 
 __all__ = [
     "AllOf",
@@ -65,6 +68,7 @@ __all__ = [
     "InvalidKey",
     "InvalidLimiter",
     "InvalidRate",
+    "InvalidURL",
     "LeakyBucket",
     "Lease",
     "LimitExceeded",
@@ -84,6 +88,7 @@ __all__ = [
     "SlidingWindow",
     "Store",
     "StoreClosed",
+    "StoreFallbackWarning",
     "StoreStats",
     "StoreUnavailable",
     "TokenBucket",
@@ -93,5 +98,7 @@ __all__ = [
     "UnseenPathsWarning",
     "UntrustedSegment",
     "__version__",
+    "connect",
+    "connect_async",
     "get_include",
 ]

@@ -16,6 +16,7 @@ __all__ = [
     "InvalidKey",
     "InvalidLimiter",
     "InvalidRate",
+    "InvalidURL",
     "LimitExceeded",
     "LimiterNameWarning",
     "NotAwaited",
@@ -26,6 +27,7 @@ __all__ = [
     "SegmentSpaceError",
     "SegmentVersionMismatch",
     "StoreClosed",
+    "StoreFallbackWarning",
     "StoreUnavailable",
     "TooManyLimiters",
     "TruncatedSegment",
@@ -57,6 +59,10 @@ class ForebayError(Exception):
 
 class InvalidRate(ForebayError, ValueError):
     """A rate that can't be read, or that the clock or the arithmetic can't represent."""
+
+
+class InvalidURL(ForebayError, ValueError):
+    """A URL that names no store, or options that its store can't take."""
 
 
 class InvalidKey(ForebayError, TypeError):
@@ -169,6 +175,10 @@ class SegmentRemovedWarning(UserWarning):
 
 class LimiterNameWarning(UserWarning):
     """A process has limiters of one name that count apart, or limiters of several classes that share one state."""
+
+
+class StoreFallbackWarning(UserWarning):
+    """The place that a URL names can't be had, so limits are kept in its fallback."""
 
 
 class CountsPerWorkerWarning(UserWarning):

@@ -46,7 +46,17 @@ LIMITERS: dict[str, Callable[[Store], Any]] = {
 
 def test_package_exports_the_public_names() -> None:
     answers = {"Decision", "Lease", "LimiterStats", "Reservation", "StoreStats"}
-    names = {"Rate", "Store", "__version__", "get_include", *answers, *LIMITERS, *errors.__all__}
+    names = {
+        "Rate",
+        "Store",
+        "__version__",
+        "connect",
+        "connect_async",
+        "get_include",
+        *answers,
+        *LIMITERS,
+        *errors.__all__,
+    }
     assert set(forebay.__all__) == names
     for name in names - {"__version__"}:
         thing = getattr(forebay, name)

@@ -47,7 +47,7 @@ class LeasedStoreBase:
     redis_store: Any
     executor: LeaseExecutor | AsyncLeaseExecutor
 
-    def __init__(self, redis_store: Any, host_store: Store, lease: Duration, share: float) -> None:
+    def __init__(self, redis_store: Any, host_store: Store, lease: Duration, share: float, owns_stores: bool) -> None:
         name = type(self).__name__
         if not isinstance(redis_store, self._redis_kind):
             raise TypeError(
@@ -57,6 +57,7 @@ class LeasedStoreBase:
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of {name} is the host's Store, not {short_repr(host_store)}")
         self.redis_store, self.host_store = redis_store, host_store
+        self._owns_stores = owns_stores
         self._options = checked_options(lease, share)
 
     @property
@@ -94,7 +95,7 @@ class LeasedStore(LeasedStoreBase):
     unused for a quarter of it are given back. `share` is the largest part of a limit that a host has on loan.
 
     *Threads*, *fork*: safe. A thread of its own gives back unused permits. ``close`` and the end of the interpreter
-    give back all that remain; the two stores stay open. It is a context manager.
+    give back all that remain. ``close`` closes the two stores, too, if `owns_stores` is true. It is a context manager.
     """
 
     _redis_kind = RedisStore
@@ -109,8 +110,9 @@ class LeasedStore(LeasedStoreBase):
         *,
         lease: Duration = "1 second",
         share: float = 0.1,
+        owns_stores: bool = False,
     ) -> None:
-        super().__init__(redis_store, host_store, lease, share)
+        super().__init__(redis_store, host_store, lease, share, owns_stores)
         self.executor = LeaseExecutor(redis_store.executor, repr(self), self._options.lease_ns)
 
     def close(self) -> None:
@@ -118,6 +120,9 @@ class LeasedStore(LeasedStoreBase):
         more.
         """
         self.executor.close()
+        if self._owns_stores:
+            self.redis_store.close()
+            self.host_store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -156,8 +161,9 @@ class AsyncLeasedStore(LeasedStoreBase):
         *,
         lease: Duration = "1 second",
         share: float = 0.1,
+        owns_stores: bool = False,
     ) -> None:
-        super().__init__(redis_store, host_store, lease, share)
+        super().__init__(redis_store, host_store, lease, share, owns_stores)
         self.executor = AsyncLeaseExecutor(redis_store.executor, repr(self), self._options.lease_ns)
 
     @awaited
@@ -166,6 +172,9 @@ class AsyncLeasedStore(LeasedStoreBase):
         more.
         """
         await self.executor.close()
+        if self._owns_stores:
+            await self.redis_store.close()
+            self.host_store.close()
 
     async def __aenter__(self) -> Self:
         return self

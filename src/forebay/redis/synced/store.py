@@ -50,7 +50,8 @@ class SyncedStore:
     requests are decided.
 
     Raises ``TypeError`` and ``ValueError``. *Threads*: safe. *Processes*: each makes its own over the same stores.
-    *Fork*: works in both; the child starts a thread of its own. ``close()`` leaves the two stores open.
+    *Fork*: works in both; the child starts a thread of its own. ``close()`` closes the two stores, too, if
+    `owns_stores` is true.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class SyncedStore:
         interval: Duration = "1 second",
         *,
         keys: int,
+        owns_stores: bool = False,
     ) -> None:
         if not isinstance(redis_store, RedisStore):
             raise TypeError(
@@ -78,6 +80,7 @@ class SyncedStore:
             raise ValueError(f"the interval of a SyncedStore is at least 10 ms, not {short_repr(interval)}")
         self.interval_ns = interval_ns
         self.keys = keys
+        self._owns_stores = owns_stores
         self._redis, self._host_store = redis_store, host_store
         secret = host_store.segment.secret(b"synced host")
         self._host = blake2b(secret, digest_size=HOST_BYTES, person=b"forebay synced").hexdigest().encode()
@@ -175,6 +178,9 @@ class SyncedStore:
     def close(self) -> None:
         """Exchange once more, if Redis answers, and end the thread. This process exchanges no more."""
         self._exchanger.close()
+        if self._owns_stores:
+            self._redis.close()
+            self._host_store.close()
 
     def __enter__(self) -> Self:
         return self
