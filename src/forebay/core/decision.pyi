@@ -1,4 +1,4 @@
-from typing import Literal, NoReturn, final
+from typing import Literal, final
 
 @final
 class Decision:
@@ -20,7 +20,7 @@ class Decision:
 
     Immutable, so safe to share between threads. Only limiters make decisions.
     """
-    def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def allowed(self) -> bool: ...
     @property
