@@ -19,6 +19,7 @@ __all__ = [
     "InvalidURL",
     "LimitExceeded",
     "LimiterNameWarning",
+    "LimitsDisabledWarning",
     "NotAwaited",
     "SegmentBusy",
     "SegmentError",
@@ -187,6 +188,10 @@ class CountsPerWorkerWarning(UserWarning):
 
 class UnseenPathsWarning(UserWarning):
     """No request of many has matched the path of a rule or body limit: the path may lack a prefix."""
+
+
+class LimitsDisabledWarning(UserWarning):
+    """The limits of a web application are switched off, so every request is handled."""
 
 
 class NotAwaited(ForebayError, TypeError):

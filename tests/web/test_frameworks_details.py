@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,12 +27,13 @@ from starlette.responses import PlainTextResponse
 
 import forebay.contrib.aiohttp
 import forebay.contrib.fastapi
-from forebay import Concurrency, InvalidLimiter, Store, TokenBucket
+from forebay import Concurrency, InvalidLimiter, LimitsDisabledWarning, Store, TokenBucket
 from forebay.contrib.aiohttp import AiohttpRequest
 from forebay.contrib.flask import Limits
 from forebay.contrib.views import NotInstalled, Visit
+from forebay.seldom import Seldom
 from forebay.testing import ManualClock
-from forebay.web import Answer, BodyLimit, Passage, Rule, everyone
+from forebay.web import Answer, BodyLimit, Passage, Rule, everyone, options
 
 if not settings.configured:
     settings.configure(
@@ -123,6 +125,40 @@ def test_visit_joins_list_fields_and_replaces_others(encode: Callable[[str], Any
     visit = Visit(Passage([(names[0], encode('"a";r=1')), (names[1], encode("1"))]))
     visit.add(Passage([(names[0], encode('"b";r=2')), (names[1], encode("2"))]))
     assert visit.fields == {names[0]: encode('"a";r=1, "b";r=2'), names[1]: encode("2")}
+
+
+@pytest.mark.parametrize("framework", ["flask", "starlette", "aiohttp"])
+def test_every_extension_switches_off_and_observes(framework: str, its: Its, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of views, too."""
+    monkeypatch.setattr(options, "_warning", Seldom())
+    seen: list[str] = []
+    given = {"on_denied": lambda request, denial: seen.append(denial.rule.limiter.name)}
+    for more, statuses in (({"enabled": False}, [200] * 4), ({}, [200, 200, 429, 429])):
+        with pytest.warns(LimitsDisabledWarning) if more else contextlib.nullcontext():
+            assert _statuses(framework, its, {**given, **more}) == statuses
+    assert seen == ["two", "three"]
+
+
+def _statuses(framework: str, its: Its, options: Any) -> list[int]:
+    """Of four requests to a view that allows two, of an application that allows three."""
+    if framework == "flask":
+        flasks, limits = flask_app(its, **options)
+        flasks.get("/")(limits.limit(its.two, key=everyone)(lambda: "there"))
+        return [flasks.test_client().get("/").status_code for _ in range(4)]
+    if framework == "starlette":
+        app = FastAPI(dependencies=[Depends(forebay.contrib.fastapi.limited(its.two, key=everyone))])
+        forebay.contrib.fastapi.setup(app, its.rules, **options)
+        app.get("/")(lambda: "there")
+        return [call_asgi(app)[0]["status"] for _ in range(4)]
+
+    @forebay.contrib.aiohttp.limited(its.two, key=everyone)
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response()
+
+    server = web.Application()
+    server.router.add_get("/", handle)
+    forebay.contrib.aiohttp.setup(server, its.rules, **options)
+    return [status for status, _ in call_aiohttp(server, 4)]
 
 
 # Flask
@@ -578,7 +614,10 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[DjangoSettings]:
     ("value", "message"),
     [
         (["shop.rules"], r"FOREBAY is a dict such as .*, not \['shop.rules'\]"),
-        ({"RULE": ()}, "FOREBAY has no 'RULE': there are RULES, CLIENT, HEADERS, PARTITION_KEYS, STORE"),
+        (
+            {"RULE": ()},
+            "FOREBAY has no 'RULE': there are RULES, CLIENT, HEADERS, PARTITION_KEYS, ENABLED, ON_DENIED, STORE",
+        ),
         ({"RULES": "shop.rules"}, r'FOREBAY\["RULES"\] is the dotted path of nothing: No module named'),
         ({"RULES": f"{__name__}.nothing"}, "does not define a"),
     ],

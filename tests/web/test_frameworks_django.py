@@ -27,6 +27,7 @@ from forebay import (
     CountsPerWorkerWarning,
     InvalidKey,
     InvalidLimiter,
+    LimitsDisabledWarning,
     Rate,
     SlidingLog,
     SlidingWindow,
@@ -35,7 +36,7 @@ from forebay import (
 )
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
-from forebay.web import BodyLimit, ClientAddress, Rule, everyone, user
+from forebay.web import BodyLimit, ClientAddress, Rule, everyone, options, user
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -116,6 +117,9 @@ def checked(FOREBAY: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> li
         ({"RULES": [BodyLimit(10)]}, "E002", "comes too late here: put WSGIMiddleware", "RULES"),
         ({"HEADERS": "draft-11"}, "E002", r'FOREBAY\["HEADERS"\] .*\'draft-11\'', '"HEADERS" is "draft-10"'),
         ({"PARTITION_KEYS": 1}, "E002", r'FOREBAY\["PARTITION_KEYS"\] .*, not 1', "True or False"),
+        ({"ENABLED": "no"}, "E001", r'FOREBAY\["ENABLED"\] is the dotted path of nothing', "a module"),
+        ({"ENABLED": 1}, "E002", r'FOREBAY\["ENABLED"\] .*True or False, not 1', "FOREBAY_ENABLED is true or false"),
+        ({"ON_DENIED": 5}, "E002", r'FOREBAY\["ON_DENIED"\] .*not 5', "a function of a request and a denial"),
         ({"RULE": (), "CLEINT": None}, "E001", "FOREBAY has no 'CLEINT'", 'Is "CLIENT" meant?'),
     ],
 )
@@ -408,6 +412,18 @@ def rest(clock: ManualClock) -> Iterator[ModuleType]:
 def throttled(throttle: type[Any], times: int) -> list[bool]:
     request = SimpleNamespace(_request=SimpleNamespace())
     return [throttle().allow_request(request, None) for _ in range(times)]
+
+
+def test_throttles_and_rules_can_be_switched_off(rest: ModuleType, its: Its, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "_warning", Seldom())
+    throttle = type("Switched", (rest.SimpleRateThrottle,), {"rate": "1/day", "get_cache_key": lambda *_: "ada"})
+    off = {"STORE": settings.FOREBAY["STORE"], "RULES": its.rules, "ENABLED": False}
+    with override_settings(FOREBAY=off, MIDDLEWARE=[LIMITS], ROOT_URLCONF=__name__):
+        with pytest.warns(LimitsDisabledWarning, match="enabled=False"):
+            assert throttled(throttle, 3) == [True] * 3
+        assert [Client().get("/nowhere").status_code for _ in range(4)] == [404] * 4
+    assert its.left() == 3
+    assert throttled(throttle, 2) == [True, False]
 
 
 def keyed(base: type[Any], **body: Any) -> type[Any]:

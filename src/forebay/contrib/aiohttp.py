@@ -36,7 +36,7 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import DISCONNECTED, BodyLimit, Gate, Rule
 from forebay.web.functions import has_to_be_awaited
 from forebay.web.native_requests import methods, readings
-from forebay.web.request import KeyFunction
+from forebay.web.options import GateOptions
 from forebay.web.rules import check_event_loop, outcome
 
 __all__ = ["limited", "middleware", "setup"]
@@ -113,33 +113,27 @@ def _root_of(match: web.UrlMappingMatchInfo) -> str:
 def setup(
     app: web.Application,
     rules: Iterable[Rule | BodyLimit] = (),
-    *,
-    client: KeyFunction | None = None,
-    headers: str | Iterable[str] = "draft-10",
-    partition_keys: bool = False,
+    **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app` and its sub-applications, and install the limits of their handlers.
 
     See ``Gate`` for the arguments.
     """
-    app.middlewares.append(middleware(rules, client=client, headers=headers, partition_keys=partition_keys))
+    app.middlewares.append(middleware(rules, **options))
     app.on_response_prepare.append(_begin)
 
 
 def middleware(
     rules: Iterable[Rule | BodyLimit] = (),
-    *,
-    client: KeyFunction | None = None,
-    headers: str | Iterable[str] = "draft-10",
-    partition_keys: bool = False,
+    **options: Unpack[GateOptions],
 ) -> Middleware:
     """The middleware that ``setup`` installs, for ``web.Application(middlewares=[...])``.
 
     By itself it comes too late for the fields of a response that its handler starts to send, such as a WebSocket's.
     """
-    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=True)
+    gate = Gate(rules, **options, in_loop=True)
     without_body_limits(gate, "say web.Application(client_max_size=...)")
-    gates = AppGates(gate, headers=headers, partition_keys=partition_keys)
+    gates = AppGates(gate, **options)
 
     @web.middleware
     async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:

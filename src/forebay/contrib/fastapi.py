@@ -25,7 +25,8 @@ from forebay.web import Answer, ASGIMiddleware, BodyLimit, Denial, Gate, Passage
 from forebay.web.answers import reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
 from forebay.web.native_requests import ASGIRequest
-from forebay.web.request import KeyFunction, Scope
+from forebay.web.options import GateOptions
+from forebay.web.request import Scope
 from forebay.web.rules import check_event_loop
 
 __all__ = ["LimitDenied", "LimitsMiddleware", "limited", "setup"]
@@ -51,10 +52,7 @@ class LimitDenied(HTTPException):
 def setup(
     app: Starlette,
     rules: Iterable[Rule | BodyLimit] = (),
-    *,
-    client: KeyFunction | None = None,
-    headers: str | Iterable[str] = "draft-10",
-    partition_keys: bool = False,
+    **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app`, and install the limits of its routes.
 
@@ -63,9 +61,9 @@ def setup(
     denials.
     """
     # Wrong arguments fail here, and not at the first request, when Starlette makes its middleware.
-    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=True)
+    gate = Gate(rules, **options, in_loop=True)
     rules = [*gate.rules, *gate.body_limits]
-    app.add_middleware(LimitsMiddleware, rules=rules, client=client, headers=headers, partition_keys=partition_keys)
+    app.add_middleware(LimitsMiddleware, rules=rules, **options)
     # From the last to the first: they stay in order.
     known: list[Any] = app.user_middleware
     for middleware in [one for one in known if one.cls is CORSMiddleware][::-1]:
@@ -105,15 +103,11 @@ class LimitsMiddleware:
         self,
         app: Application,
         rules: Iterable[Rule | BodyLimit] = (),
-        *,
-        client: KeyFunction | None = None,
-        headers: str | Iterable[str] = "draft-10",
-        partition_keys: bool = False,
+        **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        options = {"headers": headers, "partition_keys": partition_keys, "encoded": True, "in_loop": True}
-        self.gate = Gate(rules, client=client, **options)  # type: ignore[arg-type]  # as the parameters are
-        self.gates = AppGates(self.gate, **options)
+        self.gate = Gate(rules, **options, encoded=True, in_loop=True)
+        self.gates = AppGates(self.gate, **options, encoded=True, in_loop=True)
         body_limits = self.gate.body_limits
         self._limited = ASGIMiddleware(self._visit, body_limits) if body_limits else self._visit
 

@@ -21,7 +21,8 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
 from forebay.web.answers import retry_after
 from forebay.web.native_requests import WSGIRequest
-from forebay.web.request import Environ, KeyFunction
+from forebay.web.options import GateOptions
+from forebay.web.request import Environ
 from forebay.web.rules import check_event_loop
 from forebay.web.wsgi import Application, StartResponse, TrackedResponse
 
@@ -67,17 +68,14 @@ class Limits:
         self,
         app: Flask | None = None,
         rules: Iterable[Rule | BodyLimit] = (),
-        *,
-        client: KeyFunction | None = None,
-        headers: str | Iterable[str] = "draft-10",
-        partition_keys: bool = False,
+        **options: Unpack[GateOptions],
     ) -> None:
         if app is not None and not isinstance(app, Flask):
             raise InvalidLimiter(
                 f"Limits(app, rules), or Limits(rules=[...]): {short_repr(app)} is no Flask application"
             )
-        self._gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=False)
-        self._gates = AppGates(self._gate, headers=headers, partition_keys=partition_keys, in_loop=False)
+        self._gate = Gate(rules, **options, in_loop=False)
+        self._gates = AppGates(self._gate, **options, in_loop=False)
         # A visit's key in the environment: of these limits.
         self._visit_key = f"forebay.visit.{id(self)}"
         self._has_exempted = False
@@ -178,7 +176,7 @@ class _TrackedResponse(TrackedResponse):
         # An error handler's response gets the denial's fields. A rule's own answer is complete.
         if denial is not None and denial.rule.answer is None:
             names = {name.lower() for name, _ in headers}
-            added = [*denial.fields, *retry_after(denial)]
+            added = [*denial.fields, *retry_after(denial.retry_after_s)]
             headers = [*headers, *(field for field in added if field[0].lower() not in names)]
         return super().start(status, headers, exc_info)
 

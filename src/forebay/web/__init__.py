@@ -5,6 +5,7 @@ from forebay.web.asgi import ASGIMiddleware
 from forebay.web.client import ClientAddress
 from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
+from forebay.web.refusals import refusal
 from forebay.web.request import Request
 from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Rule
 from forebay.web.wsgi import WSGIMiddleware
@@ -24,5 +25,6 @@ __all__ = [
     "everyone",
     "header",
     "problem_report",
+    "refusal",
     "user",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -11,7 +12,16 @@ from forebay.web.header_fields import allowance
 from forebay.web.request import Request
 from forebay.web.rules import Answer, Denial, check_answer
 
-__all__ = ["answer_to", "body_too_large", "problem_report", "reason_of", "retry_after", "status_line"]
+__all__ = [
+    "answer_to",
+    "body_too_large",
+    "problem_report",
+    "quota_exceeded",
+    "reason_of",
+    "retry_after",
+    "status_line",
+    "unavailable",
+]
 
 # The types of draft-ietf-httpapi-ratelimit-headers-10.
 PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
@@ -42,28 +52,51 @@ def answer_to(request: Request, denial: Denial) -> Answer:
 def problem_report(denial: Denial) -> Answer:
     """``application/problem+json`` with the limit and when to ask again."""
     status, wait_s = denial.rule.denial_status, denial.retry_after_s
-    report: dict[str, Any] = {"type": "about:blank", "title": reason_of(status), "status": status}
-    fields = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store")]
     if denial.is_unavailable:
-        if wait_s is not None:
-            report["type"] = REDUCED_CAPACITY
-        report["detail"] = denial.cause.format(again=wait_s and again(wait_s))
-    else:
-        when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
-        report["type"] = REDUCED_CAPACITY if status == 503 else QUOTA_EXCEEDED
-        report["detail"] = f"The limit is {allowance(denial.rule.limiter)}: {when}."
-        report["violated-policies"] = list(denial.violated)
-        fields += denial.fields
-    return Answer(status, (*fields, *retry_after(denial)), json.dumps(report).encode())
+        return unavailable(status, denial.cause, wait_s)
+    when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
+    detail = f"The limit is {allowance(denial.rule.limiter)}: {when}."
+    return quota_exceeded(status, detail, wait_s, denial.fields, {"violated-policies": list(denial.violated)})
+
+
+def unavailable(status: int, cause: str, wait_s: int | None) -> Answer:
+    """`cause`: `UNAVAILABLE`, `FULL` or `UNKNOWN`. `wait_s` None: asking again does not help."""
+    kind = "about:blank" if wait_s is None else REDUCED_CAPACITY
+    return _problem(status, kind, cause.format(again=wait_s and again(wait_s)), wait_s)
+
+
+def quota_exceeded(
+    status: int,
+    detail: str,
+    wait_s: int | None,
+    fields: Iterable[tuple[str, str]] = (),
+    members: Mapping[str, Any] | None = None,
+) -> Answer:
+    """`fields` and `members` are added to those of the report. `wait_s` None: asking again does not help."""
+    kind = REDUCED_CAPACITY if status == 503 else QUOTA_EXCEEDED
+    return _problem(status, kind, detail, wait_s, fields, members)
+
+
+def _problem(
+    status: int,
+    kind: str,
+    detail: str,
+    wait_s: int | None,
+    fields: Iterable[tuple[str, str]] = (),
+    members: Mapping[str, Any] | None = None,
+) -> Answer:
+    report = {"type": kind, "title": reason_of(status), "status": status, "detail": detail, **(members or {})}
+    own = ("Content-Type", "application/problem+json"), ("Cache-Control", "no-store")
+    return Answer(status, (*own, *fields, *retry_after(wait_s)), json.dumps(report).encode())
 
 
 def again(wait_s: int) -> str:
     return f"ask again in {wait_s} second{'s' * (wait_s != 1)}"
 
 
-def retry_after(denial: Denial) -> list[tuple[str, str]]:
+def retry_after(wait_s: int | None) -> list[tuple[str, str]]:
     """The field, if asking again may help."""
-    return [] if denial.retry_after_s is None else [("Retry-After", str(denial.retry_after_s))]
+    return [] if wait_s is None else [("Retry-After", str(wait_s))]
 
 
 def reason_of(status: int) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, Unpack
 
 from forebay.web.answers import body_too_large, reason_of
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.fastpath import ASGIFastPath, SendWithFields, with_fields
 from forebay.web.gate import Gate
 from forebay.web.native_requests import ASGIRequest
-from forebay.web.request import BodyTooLarge, KeyFunction, Scope, declares_more_than
+from forebay.web.options import GateOptions
+from forebay.web.request import BodyTooLarge, Scope, declares_more_than
 from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Rule, outcome
 
 __all__ = ["ASGIMiddleware"]
@@ -40,15 +41,10 @@ class ASGIMiddleware(ASGIFastPath):
         self,
         app: Application,
         rules: Iterable[Rule | BodyLimit],
-        *,
-        client: KeyFunction | None = None,
-        headers: str | Iterable[str] = "draft-10",
-        partition_keys: bool = False,
+        **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(
-            rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True, in_loop=True
-        )
+        self.gate = Gate(rules, **options, encoded=True, in_loop=True)
         # Servers and frameworks inspect ``__call__``, and a compiled method shows neither that it is a coroutine
         # function nor its parameters. They call the middleware itself.
         self.__dict__.update(__call__=self._call, __signature__=inspect.signature(self._call))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.core.decision import Decision
-from forebay.errors import CostExceedsLimit, StoreUnavailable
+from forebay.errors import CostExceedsLimit, StoreUnavailable, short_repr
 from forebay.rate import NS
 from forebay.seldom import Seldom
 from forebay.web.answers import FULL, UNAVAILABLE, UNKNOWN
@@ -17,7 +17,16 @@ from forebay.web.header_fields import Policy, Writer, header_writer
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Rule
 
-__all__ = ["DENYING_ERRORS", "HOLDER_WAIT_S", "STORE_WAIT_S", "Denials", "log_for_operator", "whole_seconds_up"]
+__all__ = [
+    "DENYING_ERRORS",
+    "HOLDER_WAIT_S",
+    "STORE_WAIT_S",
+    "Denials",
+    "log",
+    "log_denial",
+    "log_for_operator",
+    "whole_seconds_up",
+]
 
 HOLDER_WAIT_S: Final = 1
 """``Retry-After`` while all permits are held: a holder may be done at any time."""
@@ -28,14 +37,38 @@ DENYING_ERRORS: Final = (CostExceedsLimit, StoreUnavailable, UnknownPeer)
 """The errors for which a request is denied (`Denials.for_error`), instead of failing."""
 
 LOG_EVERY_S: Final = 60
-_log: Final = logging.getLogger("forebay.web")
+log: Final = logging.getLogger("forebay.web")
+_denied_log: Final = logging.getLogger("forebay.web.denied")
 _log_turns: Final = Seldom(LOG_EVERY_S)
 
 
 def log_for_operator(status: int, error: Exception) -> None:
     """Log the remedy of an error that every request would repeat: once a minute for each status."""
     if _log_turns.is_due(status):
-        _log.error("requests are answered by %d: %s", status, error)
+        log.error("requests are answered by %d: %s", status, error)
+
+
+def log_denial(request: Request, denial: Denial) -> None:
+    """One line for a denied request, of level INFO, with its values as attributes of the record.
+
+    It has no key: a key may be a person's address.
+    """
+    if not _denied_log.isEnabledFor(logging.INFO):
+        return
+    limiter, status = denial.rule.limiter.name, denial.rule.denial_status
+    _denied_log.info(
+        "%d for %s %s by %s",
+        *(status, short_repr(request.method), short_repr(request.path), ", ".join(denial.violated) or limiter),
+        extra={
+            "forebay_limiter": limiter,
+            "forebay_violated": denial.violated,
+            "forebay_status": status,
+            "forebay_retry_after_s": denial.retry_after_s,
+            "forebay_is_unavailable": denial.is_unavailable,
+            "http_method": request.method,
+            "http_path": request.path,
+        },
+    )
 
 
 def whole_seconds_up(duration_ns: int) -> int:

@@ -9,9 +9,11 @@ from forebay.awaited import Awaited
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.answers import answer_to
 from forebay.web.client import ClientAddress
+from forebay.web.denials import log, log_denial
 from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
 from forebay.web.header_fields import checked_styles
+from forebay.web.options import OnDenied, checked_on_denied, is_enabled
 from forebay.web.patterns import UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
@@ -28,7 +30,9 @@ class Gate:
     of a ``Store``. `client` is the key function of rules
     without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``),
     ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit`` identifies the
-    key by a keyed hash. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has them.
+    key by a keyed hash. `enabled` False, or ``FOREBAY_ENABLED=false`` in the environment, switches all limits off, with
+    a ``LimitsDisabledWarning``. `on_denied` is called with the request and the ``Denial`` of each denied request; what
+    it raises is logged. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has them.
     `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
 
     Over a ``RedisStore``, ``enter`` waits for the answer of Redis; together with the releases at the request's end it
@@ -53,6 +57,8 @@ class Gate:
         client: KeyFunction | None = None,
         headers: str | Iterable[str] = "draft-10",
         partition_keys: bool = False,
+        enabled: bool = True,
+        on_denied: OnDenied | None = None,
         encoded: bool = False,
         in_loop: bool | None = None,
     ) -> None:
@@ -64,6 +70,10 @@ class Gate:
             if not isinstance(value, bool):
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
         check_event_loop(self.rules, in_loop, self.client)
+        _check_stores(self.rules)
+        self._on_denied = checked_on_denied(on_denied)
+        if not is_enabled(enabled):
+            self.rules, self.body_limits = (), ()
         self.is_awaited = has_to_be_awaited(self.client) or any(
             rule.is_awaited or rule.functions_to_await for rule in self.rules
         )
@@ -71,7 +81,6 @@ class Gate:
         self._styles = checked_styles(headers)
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
-        _check_stores(self.rules)
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone(native)
         warn_if_clients_have_no_address(rule.key or self.client for rule in self.rules)
@@ -124,7 +133,13 @@ class Gate:
         return min((b.max_bytes for b in self.body_limits if b.where.matches(methods, paths)), default=None)
 
     def answer(self, request: Request, denial: Denial) -> Answer:
-        """The response to a denied request."""
+        """The response to a denied request. Call it once for each: it logs the denial, and calls `on_denied`."""
+        log_denial(request, denial)
+        if self._on_denied is not None:
+            try:
+                self._on_denied(request, denial)
+            except Exception:
+                log.exception("on_denied has failed; the request is denied all the same")
         return answer_to(request, denial)
 
     def _plan_for(self, request: Request) -> Plan | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from forebay.web.answers import body_too_large, status_line
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.fastpath import Passage, WSGIFastPath
 from forebay.web.gate import Gate
 from forebay.web.native_requests import WSGIRequest
-from forebay.web.request import BodyTooLarge, Environ, KeyFunction, declares_more_than
+from forebay.web.options import GateOptions
+from forebay.web.request import BodyTooLarge, Environ, declares_more_than
 from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Rule, outcome
 
 __all__ = ["WSGIMiddleware"]
@@ -32,13 +33,10 @@ class WSGIMiddleware(WSGIFastPath):
         self,
         app: Application,
         rules: Iterable[Rule | BodyLimit],
-        *,
-        client: KeyFunction | None = None,
-        headers: str | Iterable[str] = "draft-10",
-        partition_keys: bool = False,
+        **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=False)
+        self.gate = Gate(rules, **options, in_loop=False)
 
     def _respond_bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
         """A request that may have a body limit."""

@@ -38,11 +38,20 @@ from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import DISCONNECTED, Answer, Gate, Rule
 from forebay.web.native_requests import methods, readings
+from forebay.web.options import GateOptions
 from forebay.web.rules import check_event_loop, outcome
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "exempt", "limited", "setting"]
 
-SETTINGS: Final = {"RULES": (), "CLIENT": None, "HEADERS": "draft-10", "PARTITION_KEYS": False, "STORE": None}
+SETTINGS: Final = {
+    "RULES": (),
+    "CLIENT": None,
+    "HEADERS": "draft-10",
+    "PARTITION_KEYS": False,
+    "ENABLED": True,
+    "ON_DENIED": None,
+    "STORE": None,
+}
 VISIT: Final = "_forebay_visit"
 EXEMPT: Final = "_forebay_exempt"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -144,8 +153,14 @@ def setting(name: str) -> Any:
 
 def make_gates() -> AppGates:
     """The gates that the settings describe."""
-    options = {"headers": setting("HEADERS"), "partition_keys": setting("PARTITION_KEYS")}
-    gate = Gate(setting("RULES"), client=setting("CLIENT"), **options)
+    options: GateOptions = {
+        "client": setting("CLIENT"),
+        "headers": setting("HEADERS"),
+        "partition_keys": setting("PARTITION_KEYS"),
+        "enabled": setting("ENABLED"),
+        "on_denied": setting("ON_DENIED"),
+    }
+    gate = Gate(setting("RULES"), **options)
     remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
     return AppGates(without_body_limits(gate, remedy), **options)
 

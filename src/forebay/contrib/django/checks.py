@@ -111,12 +111,14 @@ _HINTS: Final = {
     "CLIENT": '"CLIENT" is a ClientAddress, another key function, or the dotted path of one.',
     "HEADERS": '"HEADERS" is "draft-10", "draft-06", "x-ratelimit", several of them, or ().',
     "PARTITION_KEYS": '"PARTITION_KEYS" is True or False.',
+    "ENABLED": '"ENABLED" is True or False, and the environment variable FOREBAY_ENABLED is true or false.',
+    "ON_DENIED": '"ON_DENIED" is a function of a request and a denial, or its dotted path.',
 }
 
 
 def _unusable() -> str:
     """The setting that a gate refuses."""
-    for name in ("CLIENT", "HEADERS", "PARTITION_KEYS"):
+    for name in ("ENABLED", "ON_DENIED", "CLIENT", "HEADERS", "PARTITION_KEYS"):
         try:
             Gate((), **{name.lower(): setting(name)})
         except Exception:
