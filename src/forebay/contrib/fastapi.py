@@ -62,8 +62,7 @@ def setup(
     """
     # Wrong arguments fail here, and not at the first request, when Starlette makes its middleware.
     gate = Gate(rules, **options, in_loop=True)
-    rules = [*gate.rules, *gate.body_limits]
-    app.add_middleware(LimitsMiddleware, rules=rules, **options)
+    app.add_middleware(LimitsMiddleware, rules=gate.given, **options)
     # From the last to the first: they stay in order.
     known: list[Any] = app.user_middleware
     for middleware in [one for one in known if one.cls is CORSMiddleware][::-1]:

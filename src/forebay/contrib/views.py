@@ -7,7 +7,7 @@ their own limits, and add header fields and permits to the visit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypedDict
 
 from forebay.core.limiter import Limiter
@@ -48,6 +48,8 @@ class RuleOptions(TypedDict, total=False):
     ignore_case: bool
     key: KeyFunction | None
     cost: int | Callable[[Request], int | Awaitable[int]]
+    tiers: Mapping[str, Any] | None
+    tier: Callable[[Request], str | Awaitable[str]] | None
     exempt: Callable[[Request], bool | Awaitable[bool]] | None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None
     status: int | None

@@ -20,6 +20,7 @@ __all__ = [
     "checked_bool",
     "checked_cost",
     "checked_key",
+    "checked_tier",
     "described",
     "has_to_be_awaited",
     "is_cost",
@@ -116,6 +117,12 @@ def checked_cost(rule: Any, value: Any) -> int:
     raise InvalidCost(
         f"{_name_of(rule, 'cost')} returned {described(value)}, which is no cost: a whole number of at least 0"
     )
+
+
+def checked_tier(rule: Any, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise InvalidLimiter(f"{_name_of(rule, 'tier')} returned {described(value)}, which is no tier: those are text")
 
 
 def _name_of(rule: Any, what: str) -> str:

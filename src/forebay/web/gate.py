@@ -17,7 +17,7 @@ from forebay.web.options import OnDenied, checked_on_denied, is_enabled
 from forebay.web.patterns import UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
-from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop
+from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop, with_tiers
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
 __all__ = ["Gate", "Passage"]
@@ -62,18 +62,22 @@ class Gate:
         encoded: bool = False,
         in_loop: bool | None = None,
     ) -> None:
-        self.rules, self.body_limits = _parted(rules)
+        self.given = _listed(rules)
+        """The rules and body limits as they were given."""
+        self.rules = with_tiers(self._given)
+        """With a rule for each tier."""
+        self.body_limits = tuple(limit for limit in self.given if isinstance(limit, BodyLimit))
         self.client = ClientAddress() if client is None else client
         if client is not None:
             check_function("client is a ClientAddress or another key function", client)
         for what, value in (("partition_keys", partition_keys), ("encoded", encoded)):
             if not isinstance(value, bool):
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
-        check_event_loop(self.rules, in_loop, self.client)
+        check_event_loop(self._given, in_loop, self.client)
         _check_stores(self.rules)
         self._on_denied = checked_on_denied(on_denied)
         if not is_enabled(enabled):
-            self.rules, self.body_limits = (), ()
+            self.given = self.rules = self.body_limits = ()
         self.is_awaited = has_to_be_awaited(self.client) or any(
             rule.is_awaited or rule.functions_to_await for rule in self.rules
         )
@@ -84,12 +88,13 @@ class Gate:
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone(native)
         warn_if_clients_have_no_address(rule.key or self.client for rule in self.rules)
-        # A set of rules is a number with a bit for each.
-        self._conditional = [
-            (1 << i, rule) for i, rule in enumerate(self.rules) if rule.exempt or not rule.where.is_everywhere
+        self._always, self._conditional = self._choices()
+        self._awaited_first = [
+            (rule, function)
+            for rule, _, _ in self._conditional
+            for function in (rule.exempt, rule.tier)
+            if has_to_be_awaited(function)
         ]
-        self._always = sum(1 << i for i in range(len(self.rules))) - sum(bit for bit, _ in self._conditional)
-        self._async_exempt = [rule for rule in self.rules if has_to_be_awaited(rule.exempt)]
         self._unseen = UnseenPaths("rule", self.rules)
         self._unseen_by_limits = UnseenPaths("body limit", self.body_limits)
         self._plans: dict[int, Plan | None] = {0: None}
@@ -118,9 +123,11 @@ class Gate:
         Its result is true before it is awaited, so a forgotten ``await`` could admit a request.
         """
         resolved: Any = ResolvedRequest(request)
-        if self._async_exempt:
+        if self._awaited_first:
             methods, paths = request.methods, request.paths
-            await resolved.resolve(rule.exempt for rule in self._async_exempt if rule.where.matches(methods, paths))
+            await resolved.resolve(
+                function for rule, function in self._awaited_first if rule.where.matches(methods, paths)
+            )
         plan = self._plan_for(resolved)
         return None if plan is None else await plan.admit_async(resolved)
 
@@ -142,6 +149,10 @@ class Gate:
                 log.exception("on_denied has failed; the request is denied all the same")
         return answer_to(request, denial)
 
+    @property
+    def _given(self) -> list[Rule]:
+        return [rule for rule in self.given if isinstance(rule, Rule)]
+
     def _plan_for(self, request: Request) -> Plan | None:
         """The plan of the rules that match a request."""
         matching = self._always
@@ -149,10 +160,29 @@ class Gate:
             methods, paths = request.methods, request.paths
             if self._unseen.unseen:
                 self._unseen.observe(methods, paths)
-            for bit, rule in self._conditional:
+            for rule, bit, bits in self._conditional:
                 if rule.where.matches(methods, paths) and not rule.exempts(request):
-                    matching |= bit
+                    matching |= bits.get(rule.tier_of(request), bit) if bits else bit
         return self._plans[matching] if matching in self._plans else self._plan_of(matching)
+
+    def _choices(self) -> tuple[int, list[tuple[Rule, int, dict[str | None, int]]]]:
+        """The set of rules that are for every request, and the others: each with its bit, and those of its tiers.
+
+        A set of rules is a number with a bit for each of ``rules``.
+        """
+        always, conditional, place = 0, [], 0
+        for rule in self._given:
+            bit = 1 << place
+            bits: dict[str | None, int] = {}
+            place += 1
+            for tier, of_tier in rule.by_tier.items():
+                bits[tier] = 0 if of_tier is None else 1 << place
+                place += of_tier is not None
+            if rule.exempt or rule.tier or not rule.where.is_everywhere:
+                conditional.append((rule, bit, bits))
+            else:
+                always |= bit
+        return always, conditional
 
     def _plan_of(self, matching: int) -> Plan | None:
         rules = [rule for i, rule in enumerate(self.rules) if matching >> i & 1]
@@ -166,21 +196,18 @@ class Gate:
         return plan
 
 
-def _parted(rules: Any) -> tuple[tuple[Rule, ...], tuple[BodyLimit, ...]]:
+def _listed(rules: Any) -> tuple[Rule | BodyLimit, ...]:
     """Raises ``InvalidLimiter`` for anything but rules and body limits."""
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.
         raise InvalidLimiter(
             f"rules are of Rule and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
         )
-    listed = [rules] if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else list(rules)
+    listed = (rules,) if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else tuple(rules)
     for rule in listed:
         if not isinstance(rule, (Rule, BodyLimit)):
             raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
-    return (
-        tuple(rule for rule in listed if isinstance(rule, Rule)),
-        tuple(limit for limit in listed if isinstance(limit, BodyLimit)),
-    )
+    return listed
 
 
 def _partition_secret(rules: tuple[Rule, ...]) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
@@ -17,6 +18,7 @@ from forebay.web.functions import (
     check_statuses,
     checked_bool,
     checked_cost,
+    checked_tier,
     has_to_be_awaited,
     result_of,
 )
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from forebay.core.decision import Decision
     from forebay.redis.leased.store import AsyncLeasedLimiter
     from forebay.redis.public_limiters import AsyncRedisLimiter, RedisLimiter
+
+    AnyLimiter: TypeAlias = Limiter | RedisLimiter | AsyncRedisLimiter | AsyncLeasedLimiter
 
 __all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Rule"]
 
@@ -112,6 +116,9 @@ class Rule:
     * `ignore_case`: whether ``/Login`` matches ``/login``, for routers that ignore case.
     * `key`: for whom a request counts, a callable that takes a ``Request``; None: the client's address.
     * `cost`: how many permits, a number or a callable that takes a ``Request``.
+    * `tiers`: other limiters by tier, as in ``{"pro": TokenBucket(store, "pro", "1000/minute"), "internal": None}``;
+      None: not limited. All else of the rule is the same. `tier`: a callable that takes a ``Request`` and returns its
+      tier, text; `limiter` is for those that aren't in `tiers`.
     * `exempt`: a callable that takes a ``Request``; the rule does not apply where it returns True.
     * `charge_on`: statuses of responses that stay charged, as in ``{401, 403}`` for failed logins or
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Other responses get
@@ -122,22 +129,26 @@ class Rule:
     * `answer`: sent instead of the problem report: an ``Answer`` (with status 200, a shadow ban), or a callable that
       takes the ``Request`` and the ``Denial`` and returns one.
 
-    The functions for `key`, `cost`, `exempt` and `charge_on` may be ``async def`` where the application is
+    The functions for `key`, `cost`, `tier`, `exempt` and `charge_on` may be ``async def`` where the application is
     asynchronous. Raises ``InvalidLimiter``.
     """
 
-    limiter: Limiter | RedisLimiter | AsyncRedisLimiter | AsyncLeasedLimiter
+    limiter: AnyLimiter
     _: KW_ONLY
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
     ignore_case: bool = False
     key: KeyFunction | None = None
     cost: int | Callable[[Request], int | Awaitable[int]] = 1
+    tiers: Mapping[str, AnyLimiter | None] | None = None
+    tier: Callable[[Request], str | Awaitable[str]] | None = None
     exempt: Callable[[Request], bool | Awaitable[bool]] | None = None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
     where: RequestPattern = field(init=False, repr=False)
+    by_tier: Mapping[str, Rule | None] = field(init=False, repr=False)
+    """For each of `tiers` the rule with its limiter, or None."""
 
     def __post_init__(self) -> None:
         limiter: Any = self.limiter
@@ -151,7 +162,7 @@ class Rule:
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {short_repr(limiter)}: write TokenBucket(store, 'orders', '5/minute')"
             )
-        for what in ("key", "exempt"):
+        for what in ("key", "exempt", "tier"):
             if getattr(self, what) is not None:
                 check_function(f"{what} is a callable that takes a request", getattr(self, what))
         if callable(self.cost):
@@ -175,6 +186,24 @@ class Rule:
         if self.charge_on is not None and self.is_held:
             raise InvalidLimiter(f"{self.limiter!r} gets every permit back: charge_on has no effect on it")
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
+        object.__setattr__(self, "by_tier", self._rules_by_tier())
+
+    def _rules_by_tier(self) -> dict[str, Rule | None]:
+        if (self.tiers is None) != (self.tier is None):
+            raise InvalidLimiter(
+                f"the rule of {self.limiter!r} has only one of tiers and tier: tiers has the limiters, and tier is a "
+                "callable that takes a request and returns one of their names"
+            )
+        tiers: Any = {} if self.tiers is None else self.tiers
+        if not isinstance(tiers, Mapping) or not all(isinstance(name, str) for name in tiers):
+            raise InvalidLimiter(
+                f'tiers are limiters by name, as {{"pro": TokenBucket(store, "pro", "1000/minute")}}, not '
+                f"{short_repr(tiers)}"
+            )
+        return {
+            name: None if limiter is None else dataclasses.replace(self, limiter=limiter, tiers=None, tier=None)
+            for name, limiter in tiers.items()
+        }
 
     @property
     def denial_status(self) -> int:
@@ -214,11 +243,17 @@ class Rule:
     @property
     def functions_to_await(self) -> list[Any]:
         return [
-            function for function in (self.key, self.cost, self.exempt, self.charge_on) if has_to_be_awaited(function)
+            function
+            for function in (self.key, self.cost, self.tier, self.exempt, self.charge_on)
+            if has_to_be_awaited(function)
         ]
 
     def exempts(self, request: Request) -> bool:
         return self.exempt is not None and checked_bool(self, "exempt", result_of(self.exempt, request))
+
+    def tier_of(self, request: Request) -> str | None:
+        """None if the rule has no tiers."""
+        return None if self.tier is None else checked_tier(self, result_of(self.tier, request))
 
     def cost_of(self, request: Request) -> int:
         return checked_cost(self, result_of(self.cost, request)) if callable(self.cost) else self.cost
@@ -274,12 +309,17 @@ class Denial:
         return bool(self.cause)
 
 
+def with_tiers(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules, and behind each those of its tiers."""
+    return tuple(each for rule in rules for each in (rule, *rule.by_tier.values()) if each is not None)
+
+
 def check_event_loop(rules: Iterable[Rule], in_loop: bool | None, client: KeyFunction | None = None) -> None:
     """Refuse rules that would block an event loop, or that need one where there is none.
 
     `in_loop`: whether the rules are checked in an event loop; None: unknown. Raises ``InvalidLimiter``.
     """
-    rules = list(rules)
+    rules = with_tiers(rules)
     functions = [client] if has_to_be_awaited(client) else []
     functions += [function for rule in rules for function in rule.functions_to_await]
     if functions and in_loop is False:
