@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zoneinfo
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
@@ -118,6 +119,30 @@ def test_windows_go_on_for_years_and_a_clock_that_is_set_back_stays_in_the_later
         assert 10 * 86_400 < denied.retry_after < 11 * 86_400
         clock.advance(denied.retry_after)
         assert window.hit("k").remaining == 1
+
+
+@pytest.mark.parametrize(
+    "charge",
+    [
+        lambda window: window.hit("k", 2, rate="2/day"),
+        lambda window: window.reserve("k", 2, rate="2/day"),
+        lambda window: window.take_up_to("k", 2),
+    ],
+)
+@pytest.mark.parametrize("kind", ["manual", "time"])
+def test_a_process_that_was_idle_for_longer_than_it_knows_windows_counts_its_first_request(
+    charge: Callable[[FixedWindow], object], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_s = seconds(2026, 1, 1)
+    clock = ManualClock(begin_s)
+    monkeypatch.setattr("time.time", clock.now)
+    with Store.private(keys=9, clock=clock if kind == "manual" else "time") as store:
+        window = FixedWindow(store, "quota", "2/day", align="calendar", timezone="UTC")
+        clock.set(begin_s + 100 * 86_400 + 3600)
+        charge(window)
+        assert not window.allow("k")
+        clock.set(begin_s + 200 * 86_400 + 3600)
+        assert window.peek("k").remaining == 2
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Pacific/Apia"])

@@ -323,17 +323,18 @@ cdef class FixedWindow(WindowLimiter):
 
     cdef ForebayLine* attach_process(self) except NULL:
         cdef ForebayLine* line = WindowLimiter.attach_process(self)
-        cdef uint64_t now_ns
         if self.params.edges != NULL:
             # So that each decision comes here.
             line.attached_generation = 0
-            now_ns = table_now(&self.table)
-            if (
-                <int64_t>now_ns < self.params.edges[0]
-                or <int64_t>now_ns >= self.params.edges[CALENDAR_WINDOWS // 2]
-            ):
-                self.follow_calendar(now_ns)
+            self.renew_edges()
         return line
+
+    cdef int renew_edges(self) except -1:
+        """Take the edges of other windows once half of those that are known are over, or the clock was set back."""
+        cdef uint64_t now_ns = table_now(&self.table)
+        if <int64_t>now_ns < self.params.edges[0] or <int64_t>now_ns >= self.params.edges[CALENDAR_WINDOWS // 2]:
+            self.follow_calendar(now_ns)
+        return 0
 
     cdef int follow_calendar(self, uint64_t now_ns) except -1:
         """Take the edges of the windows from now on."""
@@ -344,6 +345,14 @@ cdef class FixedWindow(WindowLimiter):
         packed = self.edge_arrays.setdefault(edges_ns[0], packed)
         self.params.edges = <const int64_t*>PyBytes_AS_STRING(packed)
         return 0
+
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
+        if self.calendar is not None:
+            # A copy of old edges would charge the request in a window that is over.
+            if self.segment.follows_python:
+                self.segment.follow_python()
+            self.renew_edges()
+        return WindowLimiter.params_for_call(self, rate, burst, params)
 
     cdef object rate_of_call(self, object rate):
         if self.calendar is None:
