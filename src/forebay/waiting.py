@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import ForebayError, StoreClosed, short_repr
@@ -371,10 +372,18 @@ def _wake_first(queue: deque[_Waiter] | None) -> None:
 
 
 def _reset_in_child() -> None:
+    """A forked child has neither the waiting threads nor the thread that holds the lock.
+
+    It may have one wait: that of its own thread, if a signal handler forked. That one goes on as if it were alone.
+    """
     global _queues, _lock
-    _queues = {}
+    left, _queues = _queues, {}
     _lock = threading.RLock()
+    if left:
+        for waiter in chain.from_iterable(left.values()):
+            if not waiter.loop:
+                waiter.queue = None
+                waiter.event.set()
 
 
-# A forked child has neither the waiting threads nor the thread that holds the lock.
 os.register_at_fork(after_in_child=_reset_in_child)

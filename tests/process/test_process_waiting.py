@@ -166,6 +166,43 @@ def _ask_in_child(limiter: SlidingLog) -> list[str]:
     return answers
 
 
+def test_a_wait_in_which_a_signal_handler_forks_goes_on_in_the_child(crew: Crew, name: str) -> None:
+    assert crew.start(_fork_in_a_line, name).result() == 0
+
+
+def _fork_in_a_line(name: str) -> int:
+    """How the child ends that is forked while this thread stands in line behind another one."""
+    with Store(name, keys=100) as store:
+        limiter = SlidingLog(store, "api", "1/hour", keys=8)
+        assert limiter.allow("k")
+        threading.Thread(target=limiter.wait, args=("k",), daemon=True).start()
+        wait_until(lambda: _in_line() == 1, "a line")
+        parent = os.getpid()
+
+        def fork(number: int, frame: object) -> None:
+            if child := os.fork():
+                raise Forked(child)
+            limiter.reset("k")
+
+        signal.signal(signal.SIGUSR1, fork)
+
+        def interrupt() -> None:
+            wait_until(lambda: _in_line() == 2, "a line of two")
+            os.kill(parent, signal.SIGUSR1)
+
+        threading.Thread(target=interrupt).start()
+        try:
+            served = limiter.wait("k", timeout=DEADLINE_S)
+            os._exit(0 if served and waiting._queues == {} else 1)
+        except Forked as forked:
+            return os.waitstatus_to_exitcode(os.waitpid(forked.child, 0)[1])
+
+
+class Forked(Exception):
+    def __init__(self, child: int) -> None:
+        self.child = child
+
+
 @pytest.mark.parametrize("make", [lambda store: SlidingLog(store, "api", "10 per 20 ms", keys=8), None])
 def test_waiters_of_several_processes_are_all_served(
     crew: Crew, name: str, make: Callable[[Store], Any] | None
