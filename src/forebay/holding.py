@@ -195,6 +195,10 @@ class Limited(AsyncLimited):
 
 def decorated(name: str, inside: str, function: F | None, args: tuple[object, ...], kwargs: dict[str, object]) -> F:
     """The function that a decorator was called with. Raises ``TypeError`` if it can't be limited."""
+    if isinstance(function, (classmethod, staticmethod)):
+        raise TypeError(
+            f"limiter {name!r} limits functions: write @limiter.limited(key) below @{type(function).__name__}"
+        )
     # With `@limiter.limited` alone the function is taken for a key, and its calls come here.
     if not callable(function) or args or kwargs:
         raise TypeError(

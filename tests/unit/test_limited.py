@@ -98,6 +98,17 @@ def test_generators_are_refused(three: TokenBucket) -> None:
             three.limited("k")(function)
 
 
+@pytest.mark.parametrize("kind", [classmethod, staticmethod])
+def test_a_method_without_a_self_is_limited_below_its_own_decorator(three: TokenBucket, kind: Any) -> None:
+    with pytest.raises(TypeError, match=rf"write @limiter.limited\(key\) below @{kind.__name__}"):
+        three.limited("k")(kind(lambda *_: "called"))
+
+    class Mail:
+        send = kind(three.limited("k")(lambda *_: "called"))
+
+    assert Mail().send() == "called"
+
+
 def test_decorator_without_a_key_is_refused_at_the_first_call(three: TokenBucket) -> None:
     ran: list[int] = []
     decorate: Any = three.limited(ran.append)  # as `@three.limited` alone
