@@ -185,15 +185,16 @@ typedef struct forebay_api {
 
     /* Open a limiter: `object` is a PyObject * of TokenBucket, LeakyBucket, MinInterval, FixedWindow, SlidingWindow,
      * SlidingLog, BucketedWindow or Concurrency. Takes a reference. Needs the GIL.
-     * FOREBAY_NOT_A_LIMITER, FOREBAY_NEEDS_PYTHON, FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED,
-     * FOREBAY_FINALIZING; then *limiter is NULL. */
+     * FOREBAY_INVALID_ARGUMENT, FOREBAY_NOT_A_LIMITER, FOREBAY_NEEDS_PYTHON, FOREBAY_CLOSED, FOREBAY_NO_MEMORY,
+     * FOREBAY_FAILED, FOREBAY_FINALIZING; then *limiter is NULL. */
     int32_t (*limiter_open)(void *object, forebay_limiter **limiter);
 
     /* Close the handle. NULL is ignored. Takes the GIL. */
     void (*limiter_close)(forebay_limiter *limiter);
 
     /* Attach the calling thread: take a counter line. Takes the GIL; some 10 us.
-     * FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED, FOREBAY_FINALIZING; then *thread is NULL. */
+     * FOREBAY_INVALID_ARGUMENT, FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED, FOREBAY_FINALIZING; then *thread is
+     * NULL. */
     int32_t (*attach)(forebay_limiter *limiter, forebay_thread **thread);
 
     /* Give the counter line back. NULL is ignored. Takes the GIL. */
@@ -201,8 +202,8 @@ typedef struct forebay_api {
 
     /* Prepare a rate, for `forebay_request.rate`: `limit` permits per `period_ns`, with a burst of `burst`; 0: as many
      * as `limit`, or as the limiter has for every rate. What `hit(rate=, burst=)` takes in Python, the same limiter
-     * takes here. Takes the GIL. FOREBAY_INVALID_RATE, FOREBAY_NO_MEMORY, FOREBAY_FAILED, FOREBAY_FINALIZING; then
-     * *rate is NULL. */
+     * takes here. Works after a close. Takes the GIL. FOREBAY_INVALID_ARGUMENT, FOREBAY_INVALID_RATE,
+     * FOREBAY_NO_MEMORY, FOREBAY_FAILED, FOREBAY_FINALIZING; then *rate is NULL. */
     int32_t (*rate_open)(forebay_limiter *limiter, uint64_t limit, uint64_t period_ns, uint64_t burst,
                          forebay_rate **rate);
 
@@ -212,7 +213,8 @@ typedef struct forebay_api {
     /* What Python's calls do beside the decision, and native ones can't. It warns, once, if the store's file was
      * removed by others. For a Concurrency it also gives back the permits of every process that has ended, of all keys,
      * in O(permits of the keys that there ever were). Call it about every 10 s, in any thread. Takes the GIL, but not
-     * while it reads permits. FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED, FOREBAY_FINALIZING. */
+     * while it reads permits. FOREBAY_INVALID_ARGUMENT, FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED,
+     * FOREBAY_FINALIZING. */
     int32_t (*maintain)(forebay_limiter *limiter);
 
     /* The hash of a key, for requests by hash. It is the same in all processes, for limiters of one name in one store,
