@@ -86,8 +86,9 @@ class TokenBucket(GcraLimiter):
         key that moves. The new limit is the limiter's own, or that of `rate` and `burst`, as in ``hit``.
         `keep` is what stays the same: ``"permits"``, the number that remain, at most the new burst; ``"share"``, their
         share of the burst; ``"used"``, the number that are missing. Parts of a permit are rounded against the key, and
-        bookings stay booked. A key whose bucket is full is as a new one: it has the new burst. To give a key a full
-        bucket, ``reset`` it.
+        bookings stay booked. Cancel a booking before: afterwards, ``cancel`` gives back the time that its permits took
+        by the old rate. A key whose bucket is full is as a new one: it has the new burst. To give a key a full bucket,
+        ``reset`` it.
 
         Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
         the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
