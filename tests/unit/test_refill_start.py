@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import pytest
@@ -53,7 +53,22 @@ def test_the_start_is_shown() -> None:
         assert bucket_at(store, None).start is None
 
 
-@pytest.mark.parametrize("start", [datetime(2026, 1, 5), "2026-01-05", 1_767_592_800, MONDAY_AT_SIX.date(), True])
+class NoOffset(tzinfo):
+    def utcoffset(self, when: datetime | None) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        datetime(2026, 1, 5),
+        datetime(2026, 1, 5, tzinfo=NoOffset()),
+        "2026-01-05",
+        1_767_592_800,
+        MONDAY_AT_SIX.date(),
+        True,
+    ],
+)
 def test_a_start_is_a_datetime_with_a_time_zone(start: Any) -> None:
     with (
         Store.private(keys=10) as store,

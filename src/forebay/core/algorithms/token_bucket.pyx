@@ -190,7 +190,7 @@ def check_refill(refill, initial, start, burst, name):
     if refill != "continuous" and refill != "interval":
         raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
     if start is not None:
-        if not isinstance(start, datetime) or start.tzinfo is None:
+        if not isinstance(start, datetime) or start.utcoffset() is None:
             raise InvalidLimiter(
                 f"the start of limiter {name!r} is a datetime with a time zone, not {short_repr(start)}")
         if refill != "interval":
