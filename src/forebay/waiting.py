@@ -228,6 +228,7 @@ class _Waiter:
         if timeout_ns is not None:
             self.deadline_ns = min(self.now_ns() + timeout_ns, NEVER_NS)
         self.queue: deque[_Waiter] | None = None
+        self.checked = False
         self.booked: list[Booking] = []
         self.backoff_ns = FIRST_BACKOFF_NS
         # The pause that follows when `proceed` returns None, and whether the event ends it.
@@ -240,7 +241,19 @@ class _Waiter:
             self.segment_ns()  # raises StoreClosed
             return True
         self.event.clear()
-        return self.attempt() if self.is_first(join=False) else self.queue_up()
+        if self.is_first(join=False):
+            return self.attempt()
+        self.check()
+        return self.queue_up()
+
+    def check(self) -> None:
+        """Raise for a request that can never be allowed, before it stands in line for that.
+
+        Over Redis it stands in line, because a look would be a call.
+        """
+        if not (self.checked or hasattr(self.limiter, "queue_key")):
+            self.limiter.peek(self.key, self.cost, **self.tier)  # type: ignore[attr-defined]  # limiters in memory
+        self.checked = True
 
     def attempt(self) -> bool | None:
         left_ns = max(self.deadline_ns - self.now_ns(), 0)
@@ -312,7 +325,11 @@ class _Waiter:
         with _lock:
             if self.queue is None:
                 queue_id = _queue_id(self.limiter, self.key, self.tier)
-                queue = _queues.get(queue_id)
+                try:
+                    queue = _queues.get(queue_id)
+                except TypeError:
+                    # All keys and rates can be hashed: the attempt will raise.
+                    return True
                 if not (join or _first(queue)):
                     _queues.pop(queue_id, None)
                     return True

@@ -20,8 +20,10 @@ import pytest
 
 from forebay import (
     BucketedWindow,
+    Concurrency,
     CostExceedsLimit,
     FixedWindow,
+    InvalidCost,
     InvalidKey,
     LeakyBucket,
     MinInterval,
@@ -150,6 +152,9 @@ class FakeLimiter:
         if allowed:
             self.charged.append(cost)
         return FakeReservation(self, cost, allowed, delay_ns)
+
+    def peek(self, key: object, cost: object) -> None:
+        """Every request can be allowed some time."""
 
     @abstractmethod
     def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
@@ -1287,6 +1292,30 @@ def test_request_that_can_never_be_allowed_does_not_wait(limiter: Any, kind: str
     limiter.store.close()
     with pytest.raises(StoreClosed):
         wait_by(limiter, kind, "k")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("key", "cost", "error"),
+    [("k", 2, CostExceedsLimit), ("k", -1, InvalidCost), (1.0, 1, InvalidKey), ({}, 1, InvalidKey)],
+)
+def test_request_that_can_never_be_allowed_does_not_stand_in_line(
+    key: Any, cost: int, error: type[Exception], kind: str
+) -> None:
+    with Store.private(keys=10) as store:
+        places = Concurrency(store, "places", 1, keys=8)
+        taken = [places.acquire("k"), places.acquire(1)]
+        with ThreadPoolExecutor(2) as pool:
+            first = [pool.submit(places.wait, its_key) for its_key in ("k", 1)]
+            until(lambda: queued() == 2)
+            try:
+                with pytest.raises(error):
+                    wait_by(places, kind, key, cost, timeout=1)
+                assert queued() == 2
+            finally:
+                for lease in taken:
+                    lease.release()
+            assert all(one.result(DEADLINE_S) for one in first)
 
 
 def test_booking_whose_store_closes_during_its_sleep_raises(monkeypatch: pytest.MonkeyPatch) -> None:
