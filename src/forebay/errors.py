@@ -91,7 +91,7 @@ class CostExceedsLimit(ForebayError, ValueError):
     def __str__(self) -> str:
         return (
             f"a cost of {short_repr(self.cost)} can never be allowed by limiter {self.limiter!r}, which allows at most "
-            f"{self.limit} at once: raise its limit (a bucket's burst or capacity) or split the request"
+            f"{self.limit} at once: raise its limit (a bucket's burst, initial or capacity) or split the request"
         )
 
 
