@@ -1,4 +1,4 @@
-from typing import NoReturn, final
+from typing import final
 
 from typing_extensions import disjoint_base
 
@@ -19,7 +19,7 @@ class Reservation:
 
     Only limiters make reservations.
     """
-    def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def allowed(self) -> bool: ...
     @property

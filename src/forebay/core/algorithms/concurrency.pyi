@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, final, overload
+from typing import Any, Self, TypeVar, final, overload
 
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
@@ -23,7 +23,7 @@ class Lease:
     end of the lease, or with the end of the process, but not when this object is garbage. ``full``: the store had no
     room for the key, and its ``on_full`` decided.
     """
-    def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def allowed(self) -> bool: ...
     @property
