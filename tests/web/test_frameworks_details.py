@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse
 
 import forebay.contrib.aiohttp
 import forebay.contrib.fastapi
-from forebay import Concurrency, InvalidLimiter, LimitsDisabledWarning, Store, TokenBucket
+from forebay import Concurrency, InvalidLimiter, LimitsDisabledWarning, MinInterval, Store, TokenBucket
 from forebay.contrib.aiohttp import AiohttpRequest
 from forebay.contrib.flask import Limits
 from forebay.contrib.views import NotInstalled, Visit
@@ -135,23 +135,34 @@ def test_every_extension_switches_off_and_observes(framework: str, its: Its, mon
     given = {"on_denied": lambda request, denial: seen.append(denial.rule.limiter.name)}
     for more, statuses in (({"enabled": False}, [200] * 4), ({}, [200, 200, 429, 429])):
         with pytest.warns(LimitsDisabledWarning) if more else contextlib.nullcontext():
-            assert _statuses(framework, its, {**given, **more}) == statuses
+            assert _statuses(framework, its, {**given, **more}, key=everyone) == statuses
     assert seen == ["two", "three"]
 
 
-def _statuses(framework: str, its: Its, options: Any) -> list[int]:
+@pytest.mark.parametrize("framework", ["flask", "starlette", "aiohttp"])
+@pytest.mark.parametrize("place", ["application", "view"])
+def test_every_extension_holds_requests_back(framework: str, place: str, its: Its) -> None:
+    gap = Rule(MinInterval(its.store, "gap", "5s"), key=everyone, delay="1 minute")
+    its.rules = [gap] if place == "application" else []
+    its.two = gap if place == "view" else TokenBucket(its.store, "enough", "9/day")  # type: ignore[assignment]
+    options = {"key": everyone} if place == "application" else {}
+    assert _statuses(framework, its, {}, **options) == [200] * 4
+    assert its.clock.now() == 1015
+
+
+def _statuses(framework: str, its: Its, options: Any, **of_view: Any) -> list[int]:
     """Of four requests to a view that allows two, of an application that allows three."""
     if framework == "flask":
         flasks, limits = flask_app(its, **options)
-        flasks.get("/")(limits.limit(its.two, key=everyone)(lambda: "there"))
+        flasks.get("/")(limits.limit(its.two, **of_view)(lambda: "there"))
         return [flasks.test_client().get("/").status_code for _ in range(4)]
     if framework == "starlette":
-        app = FastAPI(dependencies=[Depends(forebay.contrib.fastapi.limited(its.two, key=everyone))])
+        app = FastAPI(dependencies=[Depends(forebay.contrib.fastapi.limited(its.two, **of_view))])
         forebay.contrib.fastapi.setup(app, its.rules, **options)
         app.get("/")(lambda: "there")
         return [call_asgi(app)[0]["status"] for _ in range(4)]
 
-    @forebay.contrib.aiohttp.limited(its.two, key=everyone)
+    @forebay.contrib.aiohttp.limited(its.two, **of_view)
     async def handle(request: web.Request) -> web.Response:
         return web.Response()
 

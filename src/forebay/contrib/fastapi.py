@@ -116,6 +116,8 @@ class LimitsMiddleware:
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = ASGIRequest(scope)
         passage = await self.gate.enter_unguarded(request) if self.gate.is_awaited else self.gate.enter(request)
+        if isinstance(passage, Passage) and passage.cleanup is not None:
+            passage = await passage.cleanup.wait_turn_async() or passage
         if isinstance(passage, Denial):
             return await self._deny(passage, self.gate.answer(request, passage), scope, receive, send)
         visit = _Visit(passage, receive, send)

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 
 from forebay.core.limiter import Limiter
 from forebay.errors import ForebayError, InvalidLimiter, short_repr
+from forebay.rate import Duration
 from forebay.web import Answer, Denial, Gate, Passage, Request, Rule, everyone
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
@@ -50,6 +51,8 @@ class RuleOptions(TypedDict, total=False):
     cost: int | Callable[[Request], int | Awaitable[int]]
     tiers: Mapping[str, Any] | None
     tier: Callable[[Request], str | Awaitable[str]] | None
+    delay: Duration | None
+    most_delayed: int | None
     exempt: Callable[[Request], bool | Awaitable[bool]] | None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None
     status: int | None
@@ -121,12 +124,17 @@ class AppGates:
     def decide(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
         """Charge a view's `rules`, or those for all requests. Returns the response if the request is denied."""
         gate = self.gate if rules is None else self.gate_of(rules)
-        return self._answer(gate, request, visit, gate.admit(request))
+        passage = gate.admit(request)
+        if isinstance(passage, Passage) and passage.cleanup is not None:
+            passage = passage.cleanup.wait_turn() or passage
+        return self._answer(gate, request, visit, passage)
 
     async def decide_async(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
         """As ``decide``, in an event loop."""
         gate = self.gate if rules is None else self.gate_of(rules)
         passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.admit(request)
+        if isinstance(passage, Passage) and passage.cleanup is not None:
+            passage = await passage.cleanup.wait_turn_async() or passage
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
             await visit.cleanup.wait()

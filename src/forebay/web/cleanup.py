@@ -18,7 +18,8 @@ from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.reservation import Reservation
 from forebay.errors import ForeignState, StoreClosed, StoreUnavailable
 from forebay.rate import NS
-from forebay.web.rules import DISCONNECTED, Rule
+from forebay.web.rules import DISCONNECTED, Denial, Rule
+from forebay.web.turns import Turn
 
 if TYPE_CHECKING:
     from forebay.redis.transport.deadline import Patience
@@ -101,6 +102,7 @@ class RequestCleanup:
         "renew_after_s",
         "renew_at_s",
         "reserved",
+        "turns",
     )
 
     def __init__(self, patience: Patience | None = None, background: BackgroundRelease | None = None) -> None:
@@ -112,6 +114,8 @@ class RequestCleanup:
         self.leases: list[Lease] = []
         self.reserved: list[tuple[Rule, Reservation]] = []
         """Reservations that are charged or refunded when the response ends."""
+        self.turns: list[Turn] = []
+        """The turns that the request waits for before it is handled."""
         self.ended_status: int | None = None
         self.renew_after_s = 0.0
         self.renew_at_s = 0.0
@@ -119,7 +123,37 @@ class RequestCleanup:
         self._remote_batch: list[Any] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.leases or self.reserved)
+        return bool(self.leases or self.reserved or self.turns)
+
+    def wait_turn(self) -> Denial | None:
+        """Wait in this thread until the request may be handled. If it may not, its permits are back."""
+        if not self.turns:
+            return None
+        with self._given_back_unless_due() as (last, outcome):
+            outcome.append(last.wait())
+        return outcome[0]
+
+    async def wait_turn_async(self) -> Denial | None:
+        """As ``wait_turn``, for a task."""
+        if not self.turns:
+            return None
+        with self._given_back_unless_due() as (last, outcome):
+            outcome.append(await last.wait_async())
+        return outcome[0]
+
+    @contextlib.contextmanager
+    def _given_back_unless_due(self) -> Generator[tuple[Turn, list[Denial | None]]]:
+        """Within the block, wait for the last turn, and append the denial or None."""
+        turns, self.turns = self.turns, []
+        outcome: list[Denial | None] = []
+        try:
+            yield max(turns, key=lambda turn: turn.due_ns), outcome
+        finally:
+            if outcome != [None]:
+                # Denied, cancelled or interrupted.
+                for turn in turns:
+                    turn.cancel()
+                self.roll_back()
 
     def merge(self, other: RequestCleanup) -> None:
         """Add what another gate took for the same request.

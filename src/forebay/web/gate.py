@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from forebay.awaited import Awaited
+from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.errors import InvalidLimiter, short_repr
+from forebay.seldom import Seldom
 from forebay.web.answers import answer_to
 from forebay.web.client import ClientAddress
 from forebay.web.denials import log, log_denial
@@ -17,7 +19,7 @@ from forebay.web.options import OnDenied, checked_on_denied, is_enabled
 from forebay.web.patterns import UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
-from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop, with_tiers
+from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop, kind_of, with_tiers
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
 __all__ = ["Gate", "Passage"]
@@ -81,12 +83,15 @@ class Gate:
         self.is_awaited = has_to_be_awaited(self.client) or any(
             rule.is_awaited or rule.functions_to_await for rule in self.rules
         )
-        self.has_cleanups = any(rule.charge_on is not None or rule.is_held for rule in self.rules)
+        self.has_cleanups = any(rule.is_reserved or rule.is_held for rule in self.rules)
         self._styles = checked_styles(headers)
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone(native)
+        for rule in self.rules:
+            if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
+                _tell_of_no_spacing(rule.limiter)
         warn_if_clients_have_no_address(rule.key or self.client for rule in self.rules)
         self._always, self._conditional = self._choices()
         self._awaited_first = [
@@ -194,6 +199,19 @@ class Gate:
         plan = kind(rules, self.client, self._styles, self._encoded, self._secret)
         self._plans[matching] = plan
         return plan
+
+
+_spacing_log: Final = Seldom()
+
+
+def _tell_of_no_spacing(limiter: Any) -> None:
+    if _spacing_log.is_due(limiter.name):
+        log.warning(
+            "the rule of %r admits up to %d requests at once, and spaces none: give the rule a delay, or take a "
+            "TokenBucket, which does the same",
+            limiter,
+            limiter.capacity,
+        )
 
 
 def _listed(rules: Any) -> tuple[Rule | BodyLimit, ...]:

@@ -22,6 +22,7 @@ from forebay.web.header_fields import Policy, header_writer, partition_text
 from forebay.web.native_requests import PeerKey
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Denial, Rule, kind_of
+from forebay.web.turns import Turn
 
 __all__ = ["LeasedPlan", "LocalPlan", "Plan", "RedisPlan"]
 
@@ -33,7 +34,8 @@ class Plan:
     """The rules in three groups, their keys and costs, and the header fields of their decisions.
 
     * ``charged``: charged as one, by an ``AllOf``.
-    * ``reserved``: charged before, and refunded if another rule denies, or at the end if `charge_on` says so.
+    * ``reserved``: charged before, and refunded if another rule denies, or at the end if `charge_on` says so. Also the
+      rules that book a turn (`delay`).
     * ``held``: permits of a ``Concurrency``.
     """
 
@@ -46,8 +48,8 @@ class Plan:
         self._client = client
         self.secret = secret
         self.held = [rule for rule in rules if rule.is_held]
-        reserved = [rule for rule in rules if rule.charge_on is not None]
-        charged = [rule for rule in rules if not rule.is_held and rule.charge_on is None]
+        reserved = [rule for rule in rules if rule.is_reserved]
+        charged = [rule for rule in rules if not rule.is_held and not rule.is_reserved]
         # Last those that can't take back a charge once later charges stand behind it.
         charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
         # The rules that exceed one AllOf are reserved, and stay charged whatever the response is.
@@ -218,13 +220,21 @@ class LocalPlan(Plan):
         limiter: Any = rule.limiter
         key, cost = self._key_of(rule, request), rule.cost_of(request)
         # A leaky bucket's permit is a place in its queue, whenever that is due.
-        max_delay = None if kind_of(limiter) is LeakyBucket else 0
-        reservation = limiter.reserve(key, cost, max_delay)
+        max_delay_s: float | None = None if kind_of(limiter) is LeakyBucket else 0
+        if rule.delay_ns is not None:
+            max_delay_s = rule.delay_ns / NS
+        reservation = limiter.reserve(key, cost, max_delay_s)
         if not reservation:
             if reservation.full:
                 return self.denials.full(reservation.delay_ns)
             return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
         cleanup.reserved.append((rule, reservation))
+        if rule.delay_ns is not None and reservation.delay_ns:
+
+            def deny() -> Denial:
+                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
+
+            cleanup.turns.append(Turn(limiter.store, reservation, rule.held_back, deny))
         decision: Decision = limiter.peek(key, 0)
         return decision
 

@@ -10,9 +10,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.leaky_bucket import LeakyBucket
+from forebay.core.algorithms.min_interval import MinInterval
+from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.all_of import AllOf
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
+from forebay.rate import Duration, as_delay_ns
 from forebay.web.functions import (
     check_function,
     check_statuses,
@@ -25,6 +29,7 @@ from forebay.web.functions import (
 from forebay.web.keys import everyone
 from forebay.web.patterns import TOKEN, RequestPattern
 from forebay.web.request import KeyFunction, Request
+from forebay.web.turns import HeldBack
 
 if TYPE_CHECKING:
     from forebay.core.decision import Decision
@@ -119,6 +124,10 @@ class Rule:
     * `tiers`: other limiters by tier, as in ``{"pro": TokenBucket(store, "pro", "1000/minute"), "internal": None}``;
       None: not limited. All else of the rule is the same. `tier`: a callable that takes a ``Request`` and returns its
       tier, text; `limiter` is for those that aren't in `tiers`.
+    * `delay`: hold a request back until its turn, at most so long, instead of denying it, as in ``"2s"``; for a
+      ``TokenBucket``, ``LeakyBucket`` or ``MinInterval`` of a ``Store``. A task waits, or the worker's thread.
+      `most_delayed`: how many requests of one process are held back at once, by default 4 in threads and 1,000 in an
+      event loop; more are denied.
     * `exempt`: a callable that takes a ``Request``; the rule does not apply where it returns True.
     * `charge_on`: statuses of responses that stay charged, as in ``{401, 403}`` for failed logins or
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Other responses get
@@ -142,6 +151,8 @@ class Rule:
     cost: int | Callable[[Request], int | Awaitable[int]] = 1
     tiers: Mapping[str, AnyLimiter | None] | None = None
     tier: Callable[[Request], str | Awaitable[str]] | None = None
+    delay: Duration | None = None
+    most_delayed: int | None = None
     exempt: Callable[[Request], bool | Awaitable[bool]] | None = None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
@@ -149,6 +160,8 @@ class Rule:
     where: RequestPattern = field(init=False, repr=False)
     by_tier: Mapping[str, Rule | None] = field(init=False, repr=False)
     """For each of `tiers` the rule with its limiter, or None."""
+    delay_ns: int | None = field(init=False, repr=False)
+    held_back: HeldBack = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         limiter: Any = self.limiter
@@ -186,7 +199,24 @@ class Rule:
         if self.charge_on is not None and self.is_held:
             raise InvalidLimiter(f"{self.limiter!r} gets every permit back: charge_on has no effect on it")
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
+        object.__setattr__(self, "delay_ns", self._checked_delay_ns())
+        object.__setattr__(self, "held_back", HeldBack(self.most_delayed))
         object.__setattr__(self, "by_tier", self._rules_by_tier())
+
+    def _checked_delay_ns(self) -> int | None:
+        most: Any = self.most_delayed
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1 or self.delay is None):
+            raise InvalidLimiter(
+                f"most_delayed is a whole number of at least 1, for a rule with a delay, not {short_repr(most)}"
+            )
+        if self.delay is None:
+            return None
+        if kind_of(self.limiter) not in (TokenBucket, LeakyBucket, MinInterval) or self.is_remote:
+            raise InvalidLimiter(
+                f"{self.limiter!r} can't delay requests, as it books no turns: delay is for a TokenBucket, a "
+                "LeakyBucket or a MinInterval of a Store"
+            )
+        return as_delay_ns(self.delay, "delay is None or")
 
     def _rules_by_tier(self) -> dict[str, Rule | None]:
         if (self.tiers is None) != (self.tier is None):
@@ -215,6 +245,11 @@ class Rule:
     def is_held(self) -> bool:
         """Whether its permits are held until the request ends."""
         return kind_of(self.limiter) is Concurrency
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether its permits may come back after they were taken, or are for a later time."""
+        return self.charge_on is not None or self.delay_ns is not None
 
     @property
     def is_remote(self) -> bool:

@@ -1,0 +1,183 @@
+"""Rules that hold requests back until their turn, as nginx's ``burst`` without ``nodelay``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from web_requests import CLIENT, Kind, Site, wsgi_environ
+
+from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
+from forebay.testing import ManualClock
+from forebay.web import ASGIMiddleware, Rule, WSGIMiddleware, everyone, turns
+
+MakeSite = Callable[..., Site]
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def site(request: pytest.FixtureRequest) -> MakeSite:
+    kind: Kind = request.param
+    return lambda rules, **options: Site(kind, rules, options)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Iterator[Store]:
+    with Store.private(keys=100, clock=clock) as opened:
+        yield opened
+
+
+def departures(site: Site, clock: ManualClock, count: int) -> list[tuple[int, float]]:
+    """Statuses, and the times at which requests have been handled since now."""
+    begin = clock.now()
+    return [(site.request().status, round(clock.now() - begin, 9)) for _ in range(count)]
+
+
+def test_a_leaky_bucket_spaces_requests(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    limited = site([Rule(LeakyBucket(store, "queue", "2/second", capacity=10), delay="2s")])
+    assert departures(limited, clock, 4) == [(200, 0.0), (200, 0.5), (200, 1.0), (200, 1.5)]
+
+
+def test_a_token_bucket_delays_what_is_above_its_burst(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    """As nginx's ``limit_req ... burst=6 delay=2``."""
+    limited = site([Rule(TokenBucket(store, "api", "1/second", burst=3), delay=10)])
+    assert departures(limited, clock, 5) == [(200, 0.0), (200, 0.0), (200, 0.0), (200, 1.0), (200, 2.0)]
+
+
+def test_a_longer_delay_is_a_denial(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    bucket = MinInterval(store, "gap", "10s")
+    bucket.reserve(CLIENT)
+    bucket.reserve(CLIENT)  # another waits already
+    limited = site([Rule(bucket, delay="12s")])
+    answer = limited.request()
+    assert (answer.status, answer["retry-after"], limited.handled) == (429, "20", 0)
+    clock.advance(8)
+    assert departures(limited, clock, 1) == [(200, 12.0)]
+
+
+def test_a_denial_by_another_rule_gives_the_turn_back(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    queue, never = MinInterval(store, "gap", "1s"), FixedWindow(store, "few", "1/hour")
+    limited = site([Rule(queue, delay="5s"), Rule(never)])
+    assert departures(limited, clock, 2) == [(200, 0.0), (429, 0.0)]
+    assert queue.peek(CLIENT).retry_after == 1.0
+
+
+def test_a_delay_stands_beside_other_rules(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    bucket, jobs = TokenBucket(store, "api", "5/minute"), Concurrency(store, "jobs", 1)
+    slow, slower = MinInterval(store, "gap", "1s"), MinInterval(store, "wide", "3s")
+    limited = site([Rule(bucket), Rule(slow, delay=9), Rule(slower, delay=9), Rule(jobs)])
+    assert departures(limited, clock, 3) == [(200, 0.0), (200, 3.0), (200, 6.0)]
+    assert jobs.peek(CLIENT, 0).remaining == 1
+    assert limited.request()["ratelimit-policy"].startswith('"api";q=5;w=60, "gap"')
+
+
+def test_an_uncharged_response_gives_its_place_back(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    limited = site([Rule(TokenBucket(store, "api", "1/minute"), delay="2 minutes", charge_on={401})])
+    assert departures(limited, clock, 2) == [(200, 0.0), (200, 0.0)]
+    limited.handle = lambda: 401
+    assert departures(limited, clock, 2) == [(401, 0.0), (401, 60.0)]
+
+
+def real(kind: type, *arguments: Any, **options: Any) -> Rule:
+    """Over the host's clock."""
+    return Rule(kind(Store.private(keys=10), "gap", *arguments), key=everyone, **options)
+
+
+def test_only_so_many_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = real(MinInterval, "1 hour", delay="9 hours", most_delayed=1)
+    asleep, is_due = threading.Event(), threading.Event()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        asleep.set()
+        is_due.wait()
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(sleep=sleep))
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return [b""]
+
+    limited = WSGIMiddleware(app, [rule])
+    statuses: list[str] = []
+
+    def ask() -> None:
+        for _ in limited(wsgi_environ(), lambda status, fields, exc_info=None: statuses.append(status)):
+            pass
+
+    ask()
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    asleep.wait()
+    ask()
+    assert statuses == ["200 OK", "429 Too Many Requests"]
+    is_due.set()
+    waiting.join()
+    assert statuses[2:] == ["200 OK"]
+    assert [round(seconds / 60) for seconds in slept] == [60]
+    # The denied one has given its place back: the next one is due after two intervals, not three.
+    assert 3600 < rule.limiter.peek("everyone").retry_after <= 7200  # type: ignore[union-attr]
+
+
+def test_a_cancelled_request_gives_its_place_back() -> None:
+    rule = real(MinInterval, "1 hour", delay="3 hours", charge_on=range(100, 600))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    limited = ASGIMiddleware(app, [rule])
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": (CLIENT, 1)}
+
+    async def nothing(*_: Any) -> Any: ...
+
+    async def ask() -> None:
+        await limited(dict(scope), nothing, nothing)
+        waiting = asyncio.create_task(limited(dict(scope), nothing, nothing))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        while rule.limiter.peek("everyone").retry_after < 3601:  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(ask())
+    assert 3500 < rule.limiter.peek("everyone").retry_after <= 3600  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda store: FixedWindow(store, "x", "1/s"), {"delay": 1}, "can't delay requests, as it books no turns"),
+        (lambda store: SlidingLog(store, "x", "1/s", keys=2), {"delay": 1}, "books no turns"),
+        (lambda store: Concurrency(store, "x", 1), {"delay": 1}, "books no turns"),
+        (lambda store: MinInterval(store, "x", "1s"), {"delay": "soon"}, "delay is None or a length of time"),
+        (lambda store: MinInterval(store, "x", "1s"), {"delay": -1}, "delay is None or a length of time"),
+        (lambda store: MinInterval(store, "x", "1s"), {"most_delayed": 5}, "for a rule with a delay"),
+        (lambda store: MinInterval(store, "x", "1s"), {"delay": 1, "most_delayed": 0}, "at least 1"),
+        (lambda store: MinInterval(store, "x", "1s"), {"delay": 1, "most_delayed": True}, "at least 1"),
+    ],
+)
+def test_a_delay_that_cannot_be_is_refused(store: Store, make: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rule(make(store), **options)
+
+
+def test_a_leaky_bucket_without_a_delay_says_what_it_does(
+    site: MakeSite, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    site([Rule(LeakyBucket(store, f"queue of {id(store)}", "2/second", capacity=10), delay="2s")])
+    assert not caplog.records
+    for _ in range(2):
+        site([Rule(LeakyBucket(store, f"queue of {id(store)}", "2/second", capacity=10))])
+    [record] = caplog.records
+    assert "admits up to 10 requests at once, and spaces none: give the rule a delay" in record.getMessage()
+
+
+def test_the_error_of_a_delay_is_forebays(store: Store) -> None:
+    with pytest.raises(InvalidLimiter):
+        Rule(FixedWindow(store, "x", "1/s"), delay=1)
