@@ -106,10 +106,10 @@ class LimitExceeded(ForebayError):
         self.limiter, self.limit, self.retry_after = limiter, limit, retry_after
 
     def __str__(self) -> str:
-        return (
-            f"limiter {self.limiter!r} had no permit in time: it allows {self.limit}, and a retry may succeed "
-            f"after {self.retry_after:.3g} s"
+        when = (
+            f"after {self.retry_after:.3g} s" if self.retry_after else "now, unless the store has no room for the key"
         )
+        return f"limiter {self.limiter!r} had no permit in time: it allows {self.limit}, and a retry may succeed {when}"
 
 
 class StoreClosed(ForebayError):

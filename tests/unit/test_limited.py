@@ -134,3 +134,12 @@ def test_several_limits_limit_a_function_together(store: Store, three: TokenBuck
 def test_several_limits_with_held_permits_limit_no_function(store: Store, three: TokenBucket) -> None:
     with pytest.raises(InvalidLimiter, match="would not release the permits of its Concurrency"):
         AllOf(three, Concurrency(store, "c", 1)).limited("k")
+
+
+def test_an_error_without_a_wait_names_the_lack_of_room(clock: ManualClock) -> None:
+    with Store.private(keys=1, on_full="deny", clock=clock) as store:
+        bucket = TokenBucket(store, "api", "1/hour")
+        key = next(number for number in range(10_000) if bucket.hit(number).reason == "no room")
+        no_room = pytest.raises(LimitExceeded, match="now, unless the store has no room for the key")
+        with no_room, bucket.limited(key, timeout=0):
+            pass
