@@ -1,4 +1,9 @@
-"""Turns pytest-benchmark's JSON into one table: ``python report.py RESULTS.json [--write docs/benchmarks.md]``."""
+"""Turns pytest-benchmark's JSON into one table: ``python benchmarks/report.py RESULTS.json``.
+
+With ``--write`` the table is stored, too: as docs/benchmarks.json, from which docs/benchmarks.md is written and
+docs/draw_benchmarks.py draws. Without RESULTS.json the table is the stored one. ``--check`` fails if the page differs
+from it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,13 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+STORED = PAGE.with_suffix(".json")
 
 CLOCK = "time.monotonic_ns()"
 CAS = "a CAS that misses, independent"
@@ -41,14 +49,16 @@ class Row:
     """One line of the table."""
 
     what: str
-    cost: str
+    cost: float | str
+    """Nanoseconds, or a text if it is no time."""
     ratio: str
     bar: str = ""
     reached: bool | Literal["?"] | None = None
 
     def cells(self) -> list[str]:
         verdict = {None: "", True: "yes", False: "**no**", "?": "?"}[self.reached]
-        return [self.what, self.cost, self.ratio, self.bar, verdict]
+        cost = self.cost if isinstance(self.cost, str) else ns_text(self.cost)
+        return [self.what, cost, self.ratio, self.bar, verdict]
 
 
 class Result:
@@ -70,7 +80,7 @@ class Result:
         return f"{_ratio(low)} to {_ratio(high)}"
 
 
-def _ns(value: float) -> str:
+def ns_text(value: float) -> str:
     return f"{value:,.1f} ns" if value < 100 else f"{value:,.0f} ns"
 
 
@@ -111,7 +121,7 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
         share = result.ratio(name)
         yield Row(
             info["title"],
-            _ns(median(result.ns)),
+            median(result.ns),
             f"{share:.{2 if share >= 0.1 else 4}f} of {name}",
             f"{bar} of it" if bar else "",
             share <= bar if bar else None,
@@ -121,7 +131,7 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
     bar = info.get("bar")
     yield Row(
         title,
-        _ns(median(result.ns)),
+        median(result.ns),
         f"{_ratio(result.ratio())} ({result.spread()})",
         f"{bar} x clock" if bar else "",
         result.ratio() <= bar if bar else None,
@@ -131,7 +141,7 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
         share = result.ratio(name)
         loop = median(result.beside(name))
         clock_ratio = median(a / b for a, b in zip(result.beside(name), result.beside(CLOCK), strict=True))
-        yield Row(f"{name}, per key", _ns(loop), _ratio(clock_ratio))
+        yield Row(f"{name}, per key", loop, _ratio(clock_ratio))
         yield Row("the batch as a share of that loop", "", f"{share:.3f} of it", f"{bar} of it", share <= bar)
     if info.get("cold"):
         yield from _cold_rows(result)
@@ -154,7 +164,7 @@ def _cold_rows(result: Result) -> Iterator[Row]:
     """The bar consists of two other measurements of the same rounds."""
     for name in (CAS, CAS_WAITING, CAS_PREFETCHED, HOT):
         clock_ratio = median(a / b for a, b in zip(result.beside(name), result.beside(CLOCK), strict=True))
-        yield Row(name, _ns(median(result.beside(name))), _ratio(clock_ratio))
+        yield Row(name, median(result.beside(name)), _ratio(clock_ratio))
     for name in (CAS, CAS_WAITING):
         bars = [1.5 * cas + hot for cas, hot in zip(result.beside(name), result.beside(HOT), strict=True)]
         share = median(own / bar for own, bar in zip(result.ns, bars, strict=True))
@@ -163,7 +173,7 @@ def _cold_rows(result: Result) -> Iterator[Row]:
         is_bar = name == CAS
         yield Row(
             what.replace("each waiting for the last CAS", "waiting CAS"),
-            f"{_ns(median(bars))} allowed" if is_bar else f"{_ns(median(bars))}",
+            f"{ns_text(median(bars))} allowed" if is_bar else median(bars),
             f"{share:.2f} of it",
             "1 of it" if is_bar else "",
             share <= 1 if is_bar else None,
@@ -188,13 +198,29 @@ def _process_rows(info: dict[str, Any]) -> Iterator[Row]:
         )
 
 
-def table(results: dict[str, Any]) -> list[list[str]]:
+def stored_form(results: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a run: when and where it was, and the rows of each section."""
+    return {
+        "command": "ci/bench",
+        "date": results["datetime"][:10],
+        "machine": machine(results["machine_info"]["busy_cores"]),
+        "sections": {
+            section: [
+                asdict(row)
+                for raw in results["benchmarks"]
+                if raw["extra_info"].get("section") == section
+                for row in rows_of(raw)
+            ]
+            for section in SECTIONS
+        },
+    }
+
+
+def table(stored: dict[str, Any]) -> list[list[str]]:
     lines = [["what", "median cost", "ratio to the clock (middle half of the rounds)", "bar", "reached"]]
-    for section in SECTIONS:
+    for section, rows in stored["sections"].items():
         lines.append([f"**{section}**", "", "", "", ""])
-        for raw in results["benchmarks"]:
-            if raw["extra_info"].get("section") == section:
-                lines += [row.cells() for row in rows_of(raw)]
+        lines += [Row(**row).cells() for row in rows]
     return lines
 
 
@@ -214,27 +240,28 @@ def plain(lines: list[list[str]]) -> str:
     return "\n".join(text)
 
 
-def machine(busy: float) -> list[tuple[str, str]]:
+def machine(busy: float) -> dict[str, str]:
     cpu_info = Path("/proc/cpuinfo").read_text()
     model = next((line.split(":", 1)[1].strip() for line in cpu_info.splitlines() if line.startswith("model name")), "")
-    return [
-        ("processor", f"{model or platform.processor()}, {len(os.sched_getaffinity(0))} cores"),
-        ("virtual", "yes" if " hypervisor" in cpu_info else "no sign of it"),
-        ("kernel", f"{platform.system()} {platform.release()} {platform.machine()}"),
-        ("clock source", Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()),
-        ("cores busy with other things at the start", f"{busy:.1f}"),
-        ("Python", f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}"),
-    ]
+    return {
+        "processor": f"{model or platform.processor()}, {len(os.sched_getaffinity(0))} cores",
+        "virtual": "yes" if " hypervisor" in cpu_info else "no sign of it",
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "clock source": Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip(),
+        "cores busy with other things at the start": f"{busy:.1f}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}",
+    }
 
 
-def document(lines: list[list[str]], results: dict[str, Any], command: str) -> str:
-    facts = "\n".join(f"| {name} | {value} |" for name, value in machine(results["machine_info"]["busy_cores"]))
+def document(stored: dict[str, Any]) -> str:
+    facts = "\n".join(f"| {name} | {value} |" for name, value in stored["machine"].items())
     return f"""# Benchmarks
 
-<!-- generated by ci/bench; edit benchmarks/report.py instead -->
+<!-- generated by ci/bench from benchmarks.json; edit benchmarks/report.py instead -->
 
-Command: `{command}`, {results["datetime"][:10]}.
-`benchmarks/README.md` explains each figure, and where forebay loses.
+Command: `{stored["command"]}`, {stored["date"]}.
+`benchmarks/README.md` explains each figure, and where forebay loses. [JSON](benchmarks.json) has
+the same table.
 
 The clock is `{CLOCK}`, timed before and after every round of every benchmark. A ratio
 is the median of the rounds' ratios. Costs include the loop around the operation.
@@ -243,22 +270,28 @@ is the median of the rounds' ratios. Costs include the loop around the operation
 | --- | --- |
 {facts}
 
-{markdown(lines)}
+{markdown(table(stored))}
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--command", default="ci/bench")
+def main() -> str | None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", action="store_true")
+    action.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    results = json.loads(arguments.results.read_text())
-    lines = table(results)
-    print(plain(lines))
+    results = json.loads((arguments.results or STORED).read_text())
+    stored = stored_form(results) if arguments.results else results
+    if arguments.check:
+        differs = PAGE.read_text() != document(stored)
+        return "docs/benchmarks.md differs: run python benchmarks/report.py --write" if differs else None
+    print(plain(table(stored)))
     if arguments.write:
-        arguments.write.write_text(document(lines, results, arguments.command))
-        print(f"\nwritten to {arguments.write}")
+        STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+        PAGE.write_text(document(stored))
+        print("\nwritten to docs/benchmarks.json and docs/benchmarks.md")
+    return None
 
 
 if __name__ == "__main__":

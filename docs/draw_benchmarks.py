@@ -1,18 +1,20 @@
-"""Draw what one decision costs, for README.md: figures from the table in benchmarks.md, by what a limit counts for.
+"""Draw what one decision costs, for README.md: figures of the run in benchmarks.json, by what a limit counts for.
 
 Run without arguments to write the picture; with ``--check`` to fail when it differs.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PALE_BLUE, PICTURES, Drawing
 
-TABLE = DOCUMENT.parent / "benchmarks.md"
+FIGURES = DOCUMENT.parent / "benchmarks.json"
 PICTURE = PICTURES / "benchmarks" / "decisions.svg"
 
 # The axis is logarithmic, in ns.
@@ -22,7 +24,7 @@ MARKS = {10: "10 ns", 100: "100 ns", 1_000: "1 µs", 10_000: "10 µs", 100_000: 
 
 @dataclass(frozen=True)
 class Bar:
-    """A line of the table: its section, and its first column without the parentheses at its end."""
+    """A row of the run: its section, and its name without the parentheses at its end."""
 
     label: str
     section: str
@@ -65,25 +67,19 @@ class Chart(Drawing):
         return self.left + (self.right - self.left) * math.log(cost / LOW) / math.log(HIGH / LOW)
 
 
-def costs_of(table: str) -> dict[tuple[str, str], str]:
-    """The median costs of the table as text, by section and row; of equal rows the last."""
-    costs, section = {}, ""
-    for line in table.splitlines():
-        if heading := re.match(r"\| \*\*(.+?)\*\* \|", line):
-            section = heading[1]
-        elif row := re.match(r"\| (.+?)(?: \([^)]*\))? \| ([\d,.]+ ns) \|", line):
-            costs[section, row[1]] = row[2]
-    return costs
+def costs_of(figures: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """The median costs in ns, by section and row; of equal rows the last."""
+    return {
+        (section, re.sub(r" \([^)]*\)$", "", row["what"])): row["cost"]
+        for section, rows in figures["sections"].items()
+        for row in rows
+    }
 
 
-def nanoseconds(cost: str) -> float:
-    return float(cost.removesuffix(" ns").replace(",", ""))
-
-
-def draw(table: str) -> str:
-    costs = costs_of(table)
+def draw(figures: dict[str, Any]) -> str:
+    costs = costs_of(figures)
     groups = {
-        title: sorted(((costs[bar.section, bar.row], bar) for bar in bars), key=lambda pair: nanoseconds(pair[0]))
+        title: sorted(((costs[bar.section, bar.row], bar) for bar in bars), key=lambda pair: pair[0])
         for title, bars in GROUPS.items()
     }
     step, gap, top = 22, 38, 66
@@ -99,21 +95,21 @@ def draw(table: str) -> str:
         drawing.parts.append(f'<path d="{lines}" stroke="{GREY}"/>')
         for cost, bar in bars:
             drawing.label(base + 15, bar.label)
-            value = nanoseconds(cost)
-            drawing.blocks([(LOW, value, base + 18, base + 3)], BLUE if bar.ours else PALE_BLUE)
-            drawing.text(drawing.at(value) + 6, base + 15, cost, colour=BLUE if bar.ours else INK)
+            drawing.blocks([(LOW, cost, base + 18, base + 3)], BLUE if bar.ours else PALE_BLUE)
+            text = f"{cost:,.1f} ns" if cost < 100 else f"{cost:,.0f} ns"
+            drawing.text(drawing.at(cost) + 6, base + 15, text, colour=BLUE if bar.ours else INK)
             base += step
         base += gap
     return drawing.finish()
 
 
 def main() -> None:
-    wanted = draw(TABLE.read_text())
+    wanted = draw(json.loads(FIGURES.read_text()))
     if "--check" in sys.argv[1:]:
         raise SystemExit(
             None
             if PICTURE.exists() and PICTURE.read_text() == wanted
-            else f"docs/pictures/benchmarks/{PICTURE.name} differs from the table in docs/benchmarks.md: "
+            else f"docs/pictures/benchmarks/{PICTURE.name} differs from the figures in docs/benchmarks.json: "
             "run python docs/draw_benchmarks.py"
         )
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
