@@ -12,10 +12,9 @@ import forebay_floor
 from conftest import GENEROUS, Measure, statement, time_per_call
 
 from forebay import Store, TokenBucket
+from forebay.benchmarking.limiters import LASTING
 
 SECTION = "One process, beyond the cache"
-# A key stays live for a day after one request, and allows very many.
-LASTING = {"rate": "1/day", "burst": 10_000}
 
 
 def fill(bucket: TokenBucket, count: int) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 from baselines import LockedBucket
 from pytest_benchmark.fixture import BenchmarkFixture
-from workers import Workload, started
+from workers import Workload, undisturbed_rates
 
 from forebay import Store
+from forebay.benchmarking.workers import started
 
 KINDS = {
     "control": ("control: a dict in each process, nothing shared", None),
@@ -38,12 +39,15 @@ def bench_processes(
     # By number of processes, for each round: the total in decisions per second, and as a share of linear.
     totals: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     locked = LockedBucket(1000, 2_000_000_000) if kind == "locked" else None
-    with Store(store_name, keys=100_000) as store, started(Workload(kind, store_name, locked), all_cores) as workers:
+    with (
+        Store(store_name, keys=100_000) as store,
+        started(Workload(kind, store_name, locked), all_cores, "spawn") as workers,
+    ):
 
         def one_round() -> None:
-            alone = [workers.rates([number], duration_ns) for number in range(len(all_cores))]
+            alone = [undisturbed_rates(workers, kind, [number], duration_ns) for number in range(len(all_cores))]
             for count in counts:
-                together = workers.rates(range(count), duration_ns)
+                together = undisturbed_rates(workers, kind, range(count), duration_ns)
                 if together and all(alone[:count]):
                     totals[count].append((sum(together), sum(together) / sum(rate for (rate,) in alone[:count])))
 

@@ -11,9 +11,10 @@ from typing import Final
 import pytest
 from conftest import GENEROUS
 from pytest_benchmark.fixture import BenchmarkFixture
-from workers import Workload, started_threads
+from workers import Workload, undisturbed_rates
 
 from forebay import Store, TokenBucket
+from forebay.benchmarking.workers import started_threads
 
 HAS_GIL: Final = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -43,9 +44,9 @@ def bench_threads(
         with started_threads(Workload(kind, bucket=bucket), all_cores) as workers:
 
             def one_round() -> None:
-                alone = [workers.rates([number], duration_ns) for number in range(len(all_cores))]
+                alone = [undisturbed_rates(workers, kind, [number], duration_ns) for number in range(len(all_cores))]
                 for count in counts:
-                    together = workers.rates(range(count), duration_ns)
+                    together = undisturbed_rates(workers, kind, range(count), duration_ns)
                     if together and all(alone[:count]):
                         totals[count].append((sum(together), sum(together) / sum(rate for (rate,) in alone[:count])))
 

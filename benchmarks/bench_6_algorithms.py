@@ -9,20 +9,8 @@ from timeit import Timer
 import pytest
 from conftest import GENEROUS, Measure, must, statement
 
-from forebay import (
-    AllOf,
-    BucketedWindow,
-    Concurrency,
-    FixedWindow,
-    LeakyBucket,
-    MinInterval,
-    Rate,
-    SlidingLog,
-    SlidingWindow,
-    Store,
-    TokenBucket,
-)
-from forebay.core.cell_limiter import CellLimiter
+from forebay import AllOf, BucketedWindow, MinInterval, Rate, Store, TokenBucket
+from forebay.benchmarking.limiters import ALLOWING, DENYING, busy_concurrency, three_buckets
 
 KEY = "user:42:abcdefg"
 SECTION = "Every algorithm, one hot key"
@@ -33,51 +21,21 @@ BUCKETED_BAR = 3
 ALL_OF_BAR = 2.6
 CONCURRENCY_BAR = 4
 
-# A process can't take 25 permits per microsecond, so a window is never full, and its previous period never empty: the
-# sliding window has a previous count to weigh, the log has entries to overwrite.
-PERMITS_PER_US = 25
-WINDOW_MS = 100
-LOG_LIMITS = [10, 1000, 1_000_000]
-
 # Short, so that the segment is soon older than the window: buckets from before the segment are not read.
 BUCKETS = 60
 BUSY_WINDOW = Rate.per_ns(1_000_000, 600_000_000)
 QUIET_WINDOW = Rate.per_ns(100_000, 60_000_000)
 
-Make = Callable[[Store], CellLimiter]
-
-
-def make_log(limit: int) -> Make:
-    return lambda store: SlidingLog(store, "x", Rate.per_ns(limit, limit * 1000 // PERMITS_PER_US), keys=1)
-
-
-ALLOWING: dict[str, tuple[Make, float | None]] = {
-    "fixed window": (lambda store: FixedWindow(store, "x", "1000000000/day"), WINDOW_BAR),
-    "fixed window, from the first request": (
-        lambda store: FixedWindow(store, "x", "1000000000/day", align="first"),
-        WINDOW_BAR,
-    ),
-    "fixed window, staggered": (
-        lambda store: FixedWindow(store, "x", "1000000000/day", align="stagger"),
-        WINDOW_BAR,
-    ),
-    "sliding window": (
-        lambda store: SlidingWindow(store, "x", Rate.per_ns(PERMITS_PER_US * WINDOW_MS * 1000, WINDOW_MS * 10**6)),
-        WINDOW_BAR,
-    ),
-    **{f"sliding log, limit {limit:,}": (make_log(limit), LOG_BAR) for limit in LOG_LIMITS},
-    "token bucket, interval refill": (lambda store: TokenBucket(store, "x", **GENEROUS, refill="interval"), None),
-    "leaky bucket": (lambda store: LeakyBucket(store, "x", "1000/second", GENEROUS["burst"]), None),
-    "minimum interval": (lambda store: MinInterval(store, "x", "0.00001 ms"), None),
+ALLOW_BARS: dict[str, float | None] = {
+    **dict.fromkeys(("fixed window", "fixed window, from the first request", "fixed window, staggered"), WINDOW_BAR),
+    "sliding window": WINDOW_BAR,
+    **{f"sliding log, limit {limit:,}": LOG_BAR for limit in (10, 1000, 1_000_000)},
+    **dict.fromkeys(("token bucket, interval refill", "leaky bucket", "minimum interval")),
 }
-
-DENYING: dict[str, tuple[Make, float | None]] = {
-    "fixed window": (lambda store: FixedWindow(store, "x", "1/day"), WINDOW_BAR),
-    "sliding window": (lambda store: SlidingWindow(store, "x", "1/day"), WINDOW_BAR),
-    "sliding log, limit 1": (lambda store: SlidingLog(store, "x", "1/day", keys=1), LOG_BAR),
-    "token bucket, interval refill": (lambda store: TokenBucket(store, "x", "1/day", refill="interval"), None),
-    "leaky bucket, full": (lambda store: LeakyBucket(store, "x", "1/day", 1), None),
-    "minimum interval": (lambda store: MinInterval(store, "x", "1 day"), None),
+DENY_BARS: dict[str, float | None] = {
+    **dict.fromkeys(("fixed window", "sliding window"), WINDOW_BAR),
+    "sliding log, limit 1": LOG_BAR,
+    **dict.fromkeys(("token bucket, interval refill", "leaky bucket, full", "minimum interval")),
 }
 
 
@@ -87,27 +45,26 @@ def store() -> Iterator[Store]:
         yield store
 
 
-@pytest.mark.parametrize("algorithm", ALLOWING)
+@pytest.mark.parametrize("algorithm", ALLOW_BARS)
 def bench_allow(measure: Measure, store: Store, algorithm: str) -> None:
-    make, bar = ALLOWING[algorithm]
-    limiter = make(store)
+    limiter = ALLOWING[algorithm](store)
+    bar = ALLOW_BARS[algorithm]
     measure(f"{algorithm}: `allow`, allowed", statement("f(k)", f=limiter.allow, k=KEY), section=SECTION, bar=bar)
     must(store.stats().total.denied == 0)
 
 
-@pytest.mark.parametrize("algorithm", DENYING)
+@pytest.mark.parametrize("algorithm", DENY_BARS)
 def bench_denied(measure: Measure, store: Store, algorithm: str) -> None:
-    make, bar = DENYING[algorithm]
-    limiter = make(store)
+    limiter = DENYING[algorithm](store)
+    bar = DENY_BARS[algorithm]
     must(limiter.allow(KEY))
     measure(f"{algorithm}: `allow`, denied", statement("f(k)", f=limiter.allow, k=KEY), section=SECTION, bar=bar)
     must(store.stats().total.allowed == 1)
 
 
-@pytest.mark.parametrize("algorithm", ALLOWING)
+@pytest.mark.parametrize("algorithm", ALLOW_BARS)
 def bench_hit(measure: Measure, store: Store, algorithm: str) -> None:
-    make, _ = ALLOWING[algorithm]
-    limiter = make(store)
+    limiter = ALLOWING[algorithm](store)
     measure(f"{algorithm}: `hit`, allowed", statement("f(k)", f=limiter.hit, k=KEY), section=SECTION)
     must(store.stats().total.denied == 0)
 
@@ -154,14 +111,10 @@ def bench_bucketed_sparse(measure: Measure, store: Store, method: str, allowed: 
     must(store.stats().total.denied == 0 if allowed else store.stats().total.allowed == next(numbers))
 
 
-def three_buckets(store: Store) -> AllOf:
-    return AllOf(*[TokenBucket(store, name, **GENEROUS) for name in ("second", "hour", "everybody")])
-
-
 def three_kinds(store: Store) -> AllOf:
     return AllOf(
         MinInterval(store, "interval", "0.00001 ms"),
-        ALLOWING["sliding window"][0](store),
+        ALLOWING["sliding window"](store),
         TokenBucket(store, "bucket", **GENEROUS),
     )
 
@@ -209,8 +162,7 @@ def bench_all_of_denied(measure: Measure, store: Store) -> None:
 @pytest.mark.parametrize("limit", [20, 10_000])
 def bench_concurrency(measure: Measure, store: Store, limit: int) -> None:
     """All permits except one are held."""
-    concurrency = Concurrency(store, "x", limit, lease="1 day", keys=1)
-    must(bool(concurrency.acquire(KEY, limit - 1)))
+    concurrency = busy_concurrency(store, limit, limit - 1, KEY)
     measure(
         f"concurrency, one of {limit:,} free: `acquire` and `release`",
         statement("f(k).release()", f=concurrency.acquire, k=KEY),
@@ -223,8 +175,7 @@ def bench_concurrency(measure: Measure, store: Store, limit: int) -> None:
 @pytest.mark.parametrize("limit", [20, 10_000])
 def bench_concurrency_denied(measure: Measure, store: Store, limit: int) -> None:
     """Every slot is read."""
-    concurrency = Concurrency(store, "x", limit, lease="1 day", keys=1)
-    must(bool(concurrency.acquire(KEY, limit)))
+    concurrency = busy_concurrency(store, limit, limit, KEY)
     measure(
         f"concurrency, none of {limit:,} free: `acquire`, denied",
         statement("f(k)", f=concurrency.acquire, k=KEY),

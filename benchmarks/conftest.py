@@ -22,6 +22,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from redis_server import redis_on_a_free_port
 
 from forebay import Store, TokenBucket
+from forebay.benchmarking.limiters import GENEROUS
+from forebay.benchmarking.timing import statement, time_per_call
 from forebay.redis import RedisStore
 
 sys.path.insert(0, str(Path(sys.prefix) / "floor"))
@@ -29,9 +31,6 @@ sys.path.insert(0, str(Path(sys.prefix) / "floor"))
 CLOCK = "time.monotonic_ns()"
 FLOOR_CALLS = 50_000
 BUSY_CORES = pytest.StashKey[float]()
-
-# Never denied in a run, and its keys stay live: a thousand permits come back each second, and far more are taken.
-GENEROUS: dict[str, Any] = {"rate": "1000/second", "burst": 2_000_000_000}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,17 +109,6 @@ def redis_store(redis_port: int) -> Iterator[RedisStore]:
         client.flushdb()
     with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
         yield opened
-
-
-def time_per_call(timer: Timer, calls: int, operations_per_call: int = 1) -> float:
-    """Nanoseconds per operation."""
-    return timer.timeit(calls) * 1e9 / (calls * operations_per_call)
-
-
-def statement(text: str, **values: object) -> Timer:
-    """Compiles a loop around `text` alone, with `values` as local variables."""
-    setup = "; ".join(f"{name} = values[{name!r}]" for name in values) or "pass"
-    return Timer(text, setup, globals={"values": values})
 
 
 def must(condition: bool) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
+
+from forebay.benchmarking.machine import machine
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 STORED = PAGE.with_suffix(".json")
@@ -200,10 +200,11 @@ def _process_rows(info: dict[str, Any]) -> Iterator[Row]:
 
 def stored_form(results: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a run: when and where it was, and the rows of each section."""
+    busy = results["machine_info"]["busy_cores"]
     return {
         "command": "ci/bench",
         "date": results["datetime"][:10],
-        "machine": machine(results["machine_info"]["busy_cores"]),
+        "machine": {**machine(), "cores busy with other things at the start": f"{busy:.1f}"},
         "sections": {
             section: [
                 asdict(row)
@@ -238,19 +239,6 @@ def plain(lines: list[list[str]]) -> str:
         others = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         text.append("  ".join([first, *others]).rstrip())
     return "\n".join(text)
-
-
-def machine(busy: float) -> dict[str, str]:
-    cpu_info = Path("/proc/cpuinfo").read_text()
-    model = next((line.split(":", 1)[1].strip() for line in cpu_info.splitlines() if line.startswith("model name")), "")
-    return {
-        "processor": f"{model or platform.processor()}, {len(os.sched_getaffinity(0))} cores",
-        "virtual": "yes" if " hypervisor" in cpu_info else "no sign of it",
-        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "clock source": Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip(),
-        "cores busy with other things at the start": f"{busy:.1f}",
-        "Python": f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}",
-    }
 
 
 def document(stored: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ LAYERS: Final = (
     ("forebay._version", "forebay.c_api", "forebay.errors", "forebay.headers"),
     (
         *("forebay.alive", "forebay.awaited", "forebay.extras", "forebay.flows", "forebay.names", "forebay.rate"),
-        "forebay.seldom",
+        *("forebay.reporting", "forebay.seldom"),
     ),
     ("forebay.segment",),
     ("forebay.core.table",),
@@ -33,7 +33,7 @@ LAYERS: Final = (
     ("forebay.core",),
     ("forebay.redis", "forebay.testing", "forebay.verification"),
     ("forebay.limits", "forebay.urls", "forebay.web"),
-    ("forebay.contrib", "forebay.tuning"),
+    ("forebay.benchmarking", "forebay.contrib", "forebay.tuning"),
     ("forebay.cli",),
     ("forebay",),
     ("pytest_forebay",),

@@ -7,7 +7,7 @@ from forebay.extras import Needs
 with Needs("cli", __name__):
     import click
 
-from forebay.cli import tune, verify
+from forebay.cli import bench, tune, verify
 
 __all__ = ["forebay"]
 
@@ -15,8 +15,9 @@ __all__ = ["forebay"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="forebay")
 def forebay() -> None:
-    """Inspect the rate limits of this host from outside the processes that use them, and compare limits."""
+    """Inspect the rate limits of this host from outside the processes that use them, compare limits, and measure."""
 
 
-forebay.add_command(tune.command, "tune")
-forebay.add_command(verify.command, "verify")
+forebay.add_command(bench.command)
+forebay.add_command(tune.command)
+forebay.add_command(verify.command)

@@ -8,8 +8,6 @@ import mmap
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -18,10 +16,9 @@ from forebay.extras import Needs
 with Needs("cli", __name__):
     import click
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
-from forebay.cli.printing import consoles, printable
+from forebay.cli.printing import consoles, printable, progress_on
 from forebay.errors import ForebayError, InvalidRate, short_repr
 from forebay.rate import Rate, as_rate
 from forebay.tuning.candidates import ALGORITHMS
@@ -59,7 +56,7 @@ def _size(text: str) -> int:
     return int(match[1]) * UNITS[match[2].upper()]
 
 
-@click.command()
+@click.command("tune")
 @click.argument("log", required=False)
 @click.option("--limit", "rates", type=_rate, metavar="RATE", multiple=True, required=True, help="Repeatable.")
 @click.option("--algorithm", "algorithms", type=click.Choice(ALGORITHMS), multiple=True, help="Repeatable; else all.")
@@ -106,7 +103,7 @@ def command(
         raise click.UsageError("give a LOG or --traffic KIND")
     console, errors = consoles()
     try:
-        with tempfile.TemporaryFile(buffering=0) as file, _progress(errors) as progress:
+        with tempfile.TemporaryFile(buffering=0) as file, progress_on(errors) as progress:
             columns = Columns(file)
             if traffic is not None:
                 generated = Generated(traffic, requests, users, rate, seed)
@@ -140,18 +137,6 @@ def command(
 
 def _mapped(file: BinaryIO) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-
-        def begin(what: str) -> Callable[[int, int | None], None]:
-            task = bar.add_task(what, total=None)
-            return lambda done, total: bar.update(task, completed=done, total=total)
-
-        yield begin
 
 
 def _print(source: Source, comparison: Comparison, console: Console) -> None:

@@ -7,7 +7,7 @@ Requests pass these stages:
   to a temporary file.
 * `candidates` are the limits and algorithms to compare; each is a real limiter in a private store.
 * `replay` decides every request by one candidate, and judges each decision by what the candidate has admitted before.
-* `comparison` runs all of this and has the figures; `document` is their JSON, `report` their page, `charts` its plots.
+* `comparison` runs all of this and has the figures; `document` is their JSON, `report` their page.
 
 Memory is bounded by the number of keys, not of requests.
 """

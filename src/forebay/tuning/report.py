@@ -7,29 +7,14 @@ from html import escape
 from typing import Final
 
 from forebay.rate import NS, Rate
-from forebay.tuning.charts import COLOURS, Axis, Line, bars, count_axis, lines, log_axis
+from forebay.reporting.charts import COLOURS, Axis, Line, bars, count_axis, lines, log_axis
+from forebay.reporting.page import page_of, table_of
 from forebay.tuning.comparison import Comparison, Demand, Result
 from forebay.tuning.document import Source, time_text
 
 __all__ = ["page"]
 
 TIME_MARKS: Final = 4
-
-STYLE: Final = """
-:root { color-scheme: light dark; --ink: #222; --paper: #fff; --grid: #d0d0d0; --pale: #f4f6f8; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #16181b; --grid: #44484d; --pale: #22262b; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2em auto;
-  max-width: 60em; padding: 0 1em; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: right; padding: 0.3em 0.5em; border-bottom: 1px solid var(--grid); }
-th:first-child, td:first-child { text-align: left; }
-th { background: var(--pale); vertical-align: bottom; }
-.scroll { overflow-x: auto; }
-svg { width: 100%; height: auto; }
-text { font-size: 12px; fill: var(--ink); }
-.grid { stroke: var(--grid); fill: none; }
-.mark { stroke: var(--ink); stroke-dasharray: 4 3; fill: none; }
-"""
 
 COLUMNS: Final = (
     ("denied", "Share of all requests that were denied."),
@@ -49,7 +34,6 @@ COLUMNS: Final = (
 def page(source: Source, comparison: Comparison) -> str:
     """The report. All text in it is escaped, and it refers to no other file."""
     body = [
-        "<h1>forebay tune</h1>",
         *_facts(source, comparison),
         *_suggestions(comparison),
         "<h2>Candidates</h2>",
@@ -65,15 +49,7 @@ def page(source: Source, comparison: Comparison) -> str:
         "<h2>Users with the most denied requests</h2>",
         *_most_denied(comparison),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        'content="width=device-width, initial-scale=1"><title>forebay tune</title>'
-        f"<style>{STYLE}</style></head>\n<body>\n{_joined(body)}\n</body></html>\n"
-    )
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return "\n".join(parts)
+    return page_of("forebay tune", body)
 
 
 def _facts(source: Source, comparison: Comparison) -> Iterable[str]:
@@ -106,7 +82,6 @@ def _suggestions(comparison: Comparison) -> Iterable[str]:
 
 
 def _table(comparison: Comparison) -> str:
-    heads = "".join(f'<th title="{escape(what)}">{name}</th>' for name, what in COLUMNS)
     rows = []
     for result in comparison.results:
         cells = (
@@ -120,11 +95,9 @@ def _table(comparison: Comparison) -> str:
             f"{result.memory_bytes / 1e6:,.1f} MB",
             f"{result.decision_ns:.0f}",
         )
-        rows.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+        rows.append(cells)
     legend = "".join(f"<li><b>{name}</b>: {escape(what)}</li>" for name, what in COLUMNS)
-    return (
-        f'<div class="scroll"><table><tr><th>candidate</th>{heads}</tr>{"".join(rows)}</table></div><ul>{legend}</ul>'
-    )
+    return f"{table_of((('candidate', ''), *COLUMNS), rows)}<ul>{legend}</ul>"
 
 
 def _colours(comparison: Comparison) -> dict[str, str]:

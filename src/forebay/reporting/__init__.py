@@ -1,0 +1,1 @@
+"""Reports of commands: pages with plots that open without a network."""
