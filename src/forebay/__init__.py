@@ -1,5 +1,6 @@
 """Rate limits shared by all processes of a host, decided in nanoseconds over shared memory."""
 
+from forebay._native import native
 from forebay._version import __version__
 from forebay.core.algorithms.concurrency import Lease
 from forebay.core.decision import Decision
@@ -20,6 +21,7 @@ from forebay.errors import (
     CostExceedsLimit,
     CountsPerWorkerWarning,
     DamagedSegment,
+    FallbackWarning,
     ForebayError,
     ForeignSegment,
     ForeignState,
@@ -31,6 +33,7 @@ from forebay.errors import (
     LimiterNameWarning,
     LimitExceeded,
     LimitsDisabledWarning,
+    NeedsCompiledCore,
     NotAwaited,
     SegmentBusy,
     SegmentError,
@@ -61,6 +64,7 @@ __all__ = [
     "CountsPerWorkerWarning",
     "DamagedSegment",
     "Decision",
+    "FallbackWarning",
     "FixedWindow",
     "ForebayError",
     "ForeignSegment",
@@ -77,6 +81,7 @@ __all__ = [
     "LimiterStats",
     "LimitsDisabledWarning",
     "MinInterval",
+    "NeedsCompiledCore",
     "NotAwaited",
     "Rate",
     "Reservation",
@@ -103,4 +108,5 @@ __all__ = [
     "connect",
     "connect_async",
     "get_include",
+    "native",
 ]

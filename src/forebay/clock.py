@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from forebay.errors import InvalidRate, short_repr
 from forebay.rate import NS, Duration, as_delay_ns
-
-if TYPE_CHECKING:
-    from forebay.core.table.segment_view import Segment
 
 __all__ = ["ManualClock"]
 
 # Half of the range of a segment's time: the other half is for times ahead of now.
 MAX_NS: Final = 2**61
+
+
+class Moved(Protocol):
+    """The part of a store's memory that has its time."""
+
+    def now_ns(self) -> int: ...
+    def set_manual_ns(self, now_ns: int, /) -> None: ...
 
 
 class ManualClock:
@@ -32,7 +36,7 @@ class ManualClock:
     """
 
     def __init__(self, start: Duration = 0) -> None:
-        self._segments: list[Segment] = []
+        self._segments: list[Moved] = []
         self.set_ns(as_delay_ns(start, "a clock starts after"))
 
     def now(self) -> float:
@@ -61,7 +65,7 @@ class ManualClock:
         first = self._segments[:1]
         return first[0].now_ns() if first else self._now_ns
 
-    def attach(self, segment: Segment) -> None:
+    def attach(self, segment: Moved) -> None:
         """Called by a store: move the segment's time from now on."""
         # Another process may be moving the segment's time at this moment, so it is set only if it is still 0.
         if segment.now_ns() == 0:
@@ -70,7 +74,7 @@ class ManualClock:
             self.set_ns(segment.now_ns())
         self._segments.insert(0, segment)
 
-    def detach(self, segment: Segment) -> None:
+    def detach(self, segment: Moved) -> None:
         """Called by a store that closes: leave the segment's time alone from now on."""
         self._now_ns = self.now_ns()
         with suppress(ValueError):

@@ -9,6 +9,7 @@ __all__ = [
     "CostExceedsLimit",
     "CountsPerWorkerWarning",
     "DamagedSegment",
+    "FallbackWarning",
     "ForebayError",
     "ForeignSegment",
     "ForeignState",
@@ -20,6 +21,7 @@ __all__ = [
     "LimitExceeded",
     "LimiterNameWarning",
     "LimitsDisabledWarning",
+    "NeedsCompiledCore",
     "NotAwaited",
     "SegmentBusy",
     "SegmentError",
@@ -184,6 +186,14 @@ class StoreFallbackWarning(UserWarning):
 
 class CountsPerWorkerWarning(UserWarning):
     """Each of several workers has a store of its own, so each admits as many requests as all should together."""
+
+
+class FallbackWarning(UserWarning):
+    """forebay runs without its compiled core: for development, as limits then count in one process only."""
+
+
+class NeedsCompiledCore(ForebayError, ImportError):
+    """A part of forebay that only its compiled core has, used where ``forebay.native`` is false."""
 
 
 class UnseenPathsWarning(UserWarning):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Hashable
+
+from forebay import forking
 
 __all__ = ["Seldom"]
 
@@ -41,4 +42,4 @@ def _reset_in_child() -> None:
 
 
 # A forked child doesn't have the thread that holds the lock.
-os.register_at_fork(after_in_child=_reset_in_child)
+forking.in_child(_reset_in_child)

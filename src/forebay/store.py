@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import grp
 import os
-import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Literal, Self, cast
+from typing import Final, Literal, Self, cast
 
 from forebay.clock import ManualClock
 from forebay.core.table.segment_view import Segment
@@ -20,59 +19,13 @@ from forebay.segment import layout, removal
 from forebay.segment.attachment import Attachment
 from forebay.segment.file import SegmentFile, create_anonymous, open_or_create
 from forebay.segment.limiter_list import labels_of
+from forebay.segment.sizes import ExtentShape
+from forebay.stats import LimiterStats, StoreStats
+from forebay.store_options import DIRECTORY, check_options, checked_mode, default_path, path_of
 
-__all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
+__all__ = ["DIRECTORY", "LimiterStats", "Store", "StoreStats", "clear", "default_path"]
 
-DIRECTORY: Final = "/dev/shm/"
-MAX_KEYS: Final = 2**36
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class LimiterStats:
-    """Counts of one limiter since its segment was made, over all processes, living and gone."""
-
-    allowed: int = 0
-    """Allowed requests."""
-    denied: int = 0
-    """Denied requests."""
-    inserted: int = 0
-    """Keys put into the table."""
-    evicted: int = 0
-    """Live keys that another key replaced: make the store larger if this grows."""
-    full: int = 0
-    """Decisions by ``on_full``, because there was no cell for their key."""
-    cas_retries: int = 0
-    """CASes that failed because another process or thread was first, and were retried."""
-    algorithm: str = field(default="", kw_only=True)
-    """The limiter's class, such as ``"TokenBucket"`` or ``"leased TokenBucket"``; empty in a sum over several."""
-
-    def __add__(self, other: LimiterStats) -> LimiterStats:
-        counts = (getattr(self, name) + getattr(other, name) for name in _COUNTS)
-        return LimiterStats(*counts, algorithm=self.algorithm if self.algorithm == other.algorithm else "")
-
-
-_COUNTS: Final = ("allowed", "denied", "inserted", "evicted", "full", "cas_retries")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """The result of ``Store.stats()``."""
-
-    keys: int
-    """Live keys that the segment was made for."""
-    live_keys: int
-    """Keys whose state matters now. A limiter forgets a key itself once its state equals a fresh key's."""
-    bytes: int
-    """The size of the segment's file as ``ls`` shows it, all allocated, with the extents of single limiters."""
-    limiters: dict[str, LimiterStats] = field(default_factory=dict)
-    """By name. Where limiters of several algorithms share a name, each has ``name (algorithm)`` instead, such as
-    ``"api (TokenBucket)"``, and none has the bare name."""
-
-    @property
-    def total(self) -> LimiterStats:
-        """The sum over all limiters."""
-        return sum(self.limiters.values(), LimiterStats())
+CLEARED_AT_ONCE: Final = 2**20
 
 
 class Store:
@@ -138,13 +91,13 @@ class Store:
         path: str | os.PathLike[str] | None = None,
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_options(keys, on_full, clock)
-        target = _path_of(name, path, directory)
+        check_options(keys, on_full, clock)
+        target = path_of(name, path, directory)
         file = open_or_create(
             target,
             keys=keys,
             clock_kind=_clock_kind(clock),
-            mode=_checked_mode(mode, group),
+            mode=checked_mode(mode, group),
             gid=_gid(group),
             own_directory=directory is not None,
         )
@@ -159,7 +112,7 @@ class Store:
         clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
     ) -> Self:
         """A store without a name, shared by this process and the children that it forks; it ends with the last one."""
-        _check_options(keys, on_full, clock)
+        check_options(keys, on_full, clock)
         store = cls.__new__(cls)
         attach(store, "private", None, create_anonymous(keys=keys, clock_kind=_clock_kind(clock)), on_full, clock)
         return store
@@ -180,7 +133,7 @@ class Store:
         """
         if (name is None) == (path is None):
             raise ValueError("Store.unlink takes a name or a path")
-        target = _path_of(name, path, directory)
+        target = path_of(name, path, directory)
         try:
             removal.unlink(target)
         except FileNotFoundError:
@@ -293,60 +246,37 @@ def attach(
         store.manual_clock.attach(store.segment)
 
 
-def _path_of(name: str | None, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> str:
-    if path is None:
-        return default_path(name, directory)
-    if directory is not None:
-        raise ValueError(f"path={short_repr(path)} is the whole path of the file: give it or directory=, not both")
-    return _checked_path(path, "path", "file")
+def clear(store: Store) -> None:
+    """Forget all keys and counts of a store, for ``forebay.testing.reset_store``."""
+    attachment = store.attachment
+    with attachment.lock():
+        fd = None if store.closed else attachment.own_file()
+        if fd is None:
+            raise StoreClosed(f"{store!r} can't be reset by this process")
+        for number in range(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
+            line = layout.COUNTERS_OFFSET + number * layout.COUNTER_LINE.size
+            _clear(fd, line + layout.COUNTER_LINE_ALLOWED, line + layout.COUNTER_LINE.size)
+        _clear(fd, layout.TABLE_OFFSET, store.segment.size)
+        raw = store.segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
+        for identity, offset, size, keys, *_ in layout.EXTENT_ENTRY.iter_unpack(raw):
+            if identity:
+                shape = ExtentShape(keys, 0)
+                # The cells behind the usable ones stay blocked.
+                _clear(fd, offset, offset + shape.used_cells * layout.CELL.size)
+                _clear(fd, offset + shape.group_count * layout.GROUP_BYTES, offset + size)
+        if store.segment.follows_python:
+            _clear(fd, layout.HEADER_MANUAL_NS, layout.HEADER_MANUAL_NS + 8)
 
 
-def default_path(name: str | None, directory: str | os.PathLike[str] | None = None) -> str:
-    """The path of the store of that name."""
-    if isinstance(name, str) and "://" in name:
-        # The message leaves out the URL: it may contain a password.
-        raise ValueError("a store's name is no URL: for limits over Redis use RedisStore(url) of forebay.redis")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "
-            f"not {short_repr(name)}"
-        )
-    where = DIRECTORY if directory is None else _checked_path(directory, "directory", "directory")
-    return os.path.join(where, f"forebay-{name}")
-
-
-def _checked_path(path: Any, option: str, kind: str) -> str:
-    try:
-        target = os.path.abspath(os.fsdecode(path))
-    except TypeError:
-        raise ValueError(f"{option} is the path of a {kind}, as text or a Path, not {short_repr(path)}") from None
-    if "\0" in target:
-        raise ValueError(f"{option} is the path of a {kind}, which has no zero byte in it, not {short_repr(path)}")
-    return target
-
-
-def _check_options(keys: int, on_full: str | None, clock: object) -> None:
-    if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
-        raise ValueError(f"keys is a whole number from 1 to 2**36, not {short_repr(keys)}")
-    if on_full not in (None, "evict", "deny", "allow"):
-        raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {short_repr(on_full)}")
-    if not isinstance(clock, ManualClock) and clock not in ("monotonic", "time"):
-        raise ValueError(f"clock is 'monotonic', 'time' or a forebay.testing.ManualClock, not {short_repr(clock)}")
+def _clear(fd: int, start: int, end: int) -> None:
+    for position in range(start, end, CLEARED_AT_ONCE):
+        os.pwrite(fd, bytes(min(CLEARED_AT_ONCE, end - position)), position)
 
 
 def _clock_kind(clock: object) -> int:
     if isinstance(clock, ManualClock):
         return layout.CLOCK_MANUAL
     return layout.CLOCK_PYTHON if clock == "time" else layout.CLOCK_MONOTONIC
-
-
-def _checked_mode(mode: int, group: str | int | None) -> int:
-    if not isinstance(mode, int) or mode not in (0o600, 0o660):
-        given = f"{mode:#o}" if isinstance(mode, int) else short_repr(mode)
-        raise ValueError(f"mode is 0o600 (this user) or 0o660 (with a group), not {given}")
-    if group is not None and mode != 0o660:
-        raise ValueError(f"group={group!r} needs mode=0o660: members of a group share a store by writing to it")
-    return mode
 
 
 def _gid(group: str | int | None) -> int:

@@ -19,18 +19,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.clock import ManualClock
 from forebay.errors import short_repr
-from forebay.segment import layout
 
 if TYPE_CHECKING:
     from forebay.store import Store
 
 __all__ = ["ManualClock", "private_stores", "reset_store"]
-
-CLEARED_AT_ONCE: Final = 2**20
 
 
 @contextlib.contextmanager
@@ -89,9 +86,7 @@ def reset_store(store: Store) -> None:
     Bookings and held permits are lost. For tests only: no process may make a decision meanwhile. Raises ``TypeError``
     for a store at Redis, which it can't reset.
     """
-    from forebay.errors import StoreClosed
-    from forebay.segment.extents import ExtentShape
-    from forebay.store import Store
+    from forebay.store import Store, clear
 
     if not isinstance(store, Store):
         raise TypeError(
@@ -99,26 +94,4 @@ def reset_store(store: Store) -> None:
             f"another database, or with "
             "another namespace for each test"
         )
-    attachment = store.attachment
-    with attachment.lock():
-        fd = None if store.closed else attachment.own_file()
-        if fd is None:
-            raise StoreClosed(f"{store!r} can't be reset by this process")
-        for number in range(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
-            line = layout.COUNTERS_OFFSET + number * layout.COUNTER_LINE.size
-            _clear(fd, line + layout.COUNTER_LINE_ALLOWED, line + layout.COUNTER_LINE.size)
-        _clear(fd, layout.TABLE_OFFSET, store.segment.size)
-        raw = store.segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
-        for identity, offset, size, keys, *_ in layout.EXTENT_ENTRY.iter_unpack(raw):
-            if identity:
-                shape = ExtentShape(keys, 0)
-                # The cells behind the usable ones stay blocked.
-                _clear(fd, offset, offset + shape.used_cells * layout.CELL.size)
-                _clear(fd, offset + shape.group_count * layout.GROUP_BYTES, offset + size)
-        if store.segment.follows_python:
-            _clear(fd, layout.HEADER_MANUAL_NS, layout.HEADER_MANUAL_NS + 8)
-
-
-def _clear(fd: int, start: int, end: int) -> None:
-    for position in range(start, end, CLEARED_AT_ONCE):
-        os.pwrite(fd, bytes(min(CLEARED_AT_ONCE, end - position)), position)
+    clear(store)

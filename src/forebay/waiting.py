@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
 import threading
 import time
@@ -23,7 +22,9 @@ from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from forebay import forking
 from forebay.errors import ForebayError, StoreClosed, short_repr
+from forebay.host_time import host_ns
 from forebay.rate import NS, Duration, Rate, as_delay_ns
 
 if TYPE_CHECKING:
@@ -163,11 +164,6 @@ def jittered(duration_ns: int, jitter: float, left_ns: int) -> int:
     return min(duration_ns + round(duration_ns * random.uniform(0, share)), left_ns)
 
 
-def _host_ns() -> int:
-    # Not time.monotonic_ns: a test may have frozen it, and sleep can't be frozen.
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
 def released(limiter: WaitedFor, key: object) -> None:
     """A permit came back early: wake the first waiter for it, which retries at once."""
     if _queues:
@@ -223,7 +219,7 @@ class _Waiter:
         self.store = limiter.store
         self.clock = self.store.manual_clock
         # Sleep follows the host's clock, whatever clock decisions follow.
-        self.now_ns = self.segment_ns if self.clock else _host_ns
+        self.now_ns = self.segment_ns if self.clock else host_ns
         self.deadline_ns = NEVER_NS
         if timeout_ns is not None:
             self.deadline_ns = min(self.now_ns() + timeout_ns, NEVER_NS)
@@ -403,4 +399,4 @@ def _reset_in_child() -> None:
                 waiter.event.set()
 
 
-os.register_at_fork(after_in_child=_reset_in_child)
+forking.in_child(_reset_in_child)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from forebay import Store
 from forebay.clock import MAX_NS, ManualClock
 from forebay.segment import layout
-from forebay.segment.header import BYTES_PER_KEY
+from forebay.segment.sizes import BYTES_PER_KEY
 
 Choice = TypeVar("Choice")
 

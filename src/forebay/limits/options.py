@@ -25,7 +25,7 @@ from limits import parse_many
 from limits.errors import ConfigurationError
 
 from forebay.errors import short_repr
-from forebay.segment.extents import MAX_KEYS
+from forebay.segment.sizes import MAX_KEYS
 from forebay.store import Store, default_path
 
 __all__ = ["StorageOptions"]

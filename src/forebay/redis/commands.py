@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from forebay.core.arguments import DEFAULT_REQUEST_TTL, cost_of, ttl_without_id
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidKey, LimitExceeded, StoreUnavailable, short_repr
+from forebay.host_time import host_ns
 from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, LeakyBucket, Seen, delay_us
 from forebay.redis.keys import KeySpace, fingerprint
@@ -140,7 +140,7 @@ class Booked:
     @classmethod
     def now(cls, allowed: bool, delay_us: int, cancelling: CommandFlow[None] | None) -> Booked:
         # Redis decided before its reply arrived, so a wait that starts now is never too short.
-        now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        now_ns = host_ns()
         return cls(allowed, 1000 * delay_us, now_ns + 1000 * delay_us, cancelling, os.getpid())
 
     def cancel(self) -> CommandFlow[None]:

@@ -7,7 +7,6 @@ A store makes a client (``transport/clients.py``), a circuit breaker, a policy f
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, overload
@@ -23,6 +22,7 @@ from forebay.core.cell_limiter import CellLimiter
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.names import LimiterNames
+from forebay.host_time import host_ns
 from forebay.rate import Duration
 from forebay.redis.algorithms import Gcra
 from forebay.redis.async_executor import AsyncExecutor
@@ -213,7 +213,7 @@ class RedisStore(BaseRedisStore[Executor, RedisLimiter, RedisConcurrency]):
     @staticmethod
     def now_ns() -> int:
         """The time of reservations, by which a waiting thread sleeps."""
-        return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return host_ns()
 
 
 class AsyncRedisStore(BaseRedisStore[AsyncExecutor, AsyncRedisLimiter, AsyncRedisConcurrency]):

@@ -17,10 +17,10 @@ from forebay.errors import (
     TruncatedSegment,
 )
 from forebay.segment import host_clock, layout
+from forebay.segment.sizes import BYTES_PER_KEY
 from forebay.segment.spec import START_AGAIN, SegmentSpec
 
 __all__ = [
-    "BYTES_PER_KEY",
     "CLOCK_NAMES",
     "Header",
     "check_consistency",
@@ -30,7 +30,6 @@ __all__ = [
     "segment_bytes",
 ]
 
-BYTES_PER_KEY: Final = 21
 CLOCK_NAMES: Final = {
     layout.CLOCK_MONOTONIC: "monotonic",
     layout.CLOCK_MANUAL: "manual",

@@ -58,7 +58,6 @@ Not handled
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NoReturn, TypeVar
@@ -72,6 +71,7 @@ from forebay.core.reservation import Reservation
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidLimiter, LimitExceeded
 from forebay.flows import Flow, run, run_async
+from forebay.host_time import host_ns
 from forebay.rate import Duration
 from forebay.redis.all_of import Costs, Keys, checked_lists, each, exceeded_by
 from forebay.redis.async_executor import AsyncExecutor
@@ -395,7 +395,7 @@ class SeveralCharges:
     @property
     def due_ns(self) -> int:
         """By the host's monotonic clock. A wait that begins now is never too short."""
-        return time.clock_gettime_ns(time.CLOCK_MONOTONIC) + self.delay_ns
+        return host_ns() + self.delay_ns
 
     def cancel(self) -> Any:
         """Give all charges back. Call it once. With asyncio, a coroutine."""

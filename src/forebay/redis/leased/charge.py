@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
+from forebay.host_time import host_ns
 from forebay.rate import Duration
 from forebay.redis.leased.fetch import Steps
 
@@ -83,7 +83,7 @@ class LeasedCharge:
     @property
     def due_ns(self) -> int:
         """By the host's monotonic clock. A wait that begins now is never too short."""
-        return time.clock_gettime_ns(time.CLOCK_MONOTONIC) + self.delay_ns
+        return host_ns() + self.delay_ns
 
     def cancel(self) -> Any:
         """Give back what still counts. Call it once. With asyncio, a coroutine."""

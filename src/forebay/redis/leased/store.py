@@ -6,7 +6,6 @@ leases. With asyncio, the executor makes coroutines of their results.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias, cast
@@ -21,6 +20,7 @@ from forebay.core.limiter import Limiter
 from forebay.core.stores import Joinable
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, LimitExceeded, redacted_repr, short_repr
+from forebay.host_time import host_ns
 from forebay.rate import NS, Duration, Rate
 from forebay.redis.commands import LimiterCommands
 from forebay.redis.leased.all_of import AsyncLeasedAllOf, LeasedAllOf
@@ -135,7 +135,7 @@ class LeasedStore(LeasedStoreBase):
     @staticmethod
     def now_ns() -> int:
         """The time by which a waiting thread sleeps."""
-        return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return host_ns()
 
     def make_limiter(self, kind: type[Leasable], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeasedLimiter:
         """For the public classes of limiters, when a store of this kind is their first argument."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from forebay import forking
 from forebay.alive import alive_in
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow
@@ -226,5 +226,5 @@ def _close_all() -> None:
             exchanger.close()
 
 
-os.register_at_fork(after_in_child=_begin_in_child)
+forking.in_child(_begin_in_child)
 atexit.register(_close_all)

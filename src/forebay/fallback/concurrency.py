@@ -1,0 +1,475 @@
+"""Concurrency: which permits of a key are held, and until when."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from inspect import Signature
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeVar, final
+
+from forebay import holding, waiting
+from forebay.core.arguments import costs_of, keys_of
+from forebay.errors import CostExceedsLimit, InvalidLimiter, LimitExceeded, short_repr
+from forebay.fallback.cell_limiter import whole_cost
+from forebay.fallback.decision import Decision, Outlook, decision_of
+from forebay.fallback.keys import Key
+from forebay.fallback.limiter import Attempt, Limiter
+from forebay.fallback.memory import Charge, LimitParams, Tag, Verdict
+from forebay.fallback.reservation import Reservation, longest_delay_ns, reservation_of
+from forebay.rate import Duration, as_period_ns
+from forebay.segment import layout
+from forebay.segment.sizes import ExtentShape
+
+__all__ = ["Concurrency", "Lease", "default_keys", "lease_taken", "words_for"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_WORDS: Final = 2**16
+
+
+class Slots(NamedTuple):
+    """The permits of a key that are held: when the lease of each ends, by its number."""
+
+    forget_ns: int
+    """When the last lease ends: from then on the key may be forgotten."""
+    ends_ns: MappingProxyType[int, int]
+
+
+_numbers: Final = itertools.count(1)
+
+
+class Holding:
+    """A charge is so many permits for a lease, and is allowed if as many are free. See ``memory.Algorithm``."""
+
+    fresh = Slots(0, MappingProxyType({}))
+
+    def __init__(self, limit: int, lease_ns: int) -> None:
+        self._limit, self._lease_ns = limit, lease_ns
+
+    def take(self, tag: Tag, state: Slots, now_ns: int, charge: Charge) -> Slots | None:
+        held = dict(state.ends_ns)
+        if charge.amount > self._limit - len(held):
+            # A lease that has ended keeps its place until another takes it: so long it can be renewed.
+            held = {number: end_ns for number, end_ns in held.items() if end_ns > now_ns}
+        if charge.amount > self._limit - len(held):
+            return None
+        end_ns = now_ns + self._lease_ns
+        held.update(dict.fromkeys(itertools.islice(_numbers, charge.amount), end_ns))
+        return Slots(max(state.forget_ns, end_ns), MappingProxyType(held))
+
+    def give_back(self, tag: Tag, state: Slots, now_ns: int, charge: Charge) -> Slots | None:
+        """The permits of these numbers."""
+        held = {number: end_ns for number, end_ns in state.ends_ns.items() if number not in charge.charged_state}
+        return Slots(state.forget_ns, MappingProxyType(held)) if len(held) < len(state.ends_ns) else None
+
+    def expiry_ns(self, state: Slots) -> int:
+        return state.forget_ns
+
+    def used(self, state: Slots, now_ns: int) -> int:
+        return len(state.ends_ns)
+
+
+@final
+class Lease:
+    """Permits that this process holds. True if the request was allowed, as is ``allowed``.
+
+    Give them back with ``release``, or use the lease as a context manager. Without that, the permits come back at the
+    end of the lease, but not when this object is garbage. ``full``: the store had no room for the key, and its
+    ``on_full`` decided.
+    """
+
+    __slots__ = ("_key", "_limiter", "_numbers", "_pid", "_released", "allowed", "full")
+    __signature__: ClassVar[Signature] = Signature()
+
+    allowed: bool
+    full: bool
+
+    def __init__(self) -> None:
+        raise TypeError("leases are made by limiters: use limiter.acquire(key)")
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no class derives from Lease")
+
+    @classmethod
+    def of(cls, limiter: Concurrency, key: Key, numbers: Iterable[int] | None, full: bool) -> Lease:
+        """`numbers` are those of the permits; None if the request was denied."""
+        lease = object.__new__(cls)
+        lease._limiter, lease._key, lease._numbers = limiter, key, set(numbers or ())
+        lease._pid, lease._released = os.getpid(), False
+        lease.allowed, lease.full = numbers is not None, full
+        return lease
+
+    def release(self) -> bool:
+        """Give the permits back. Whether they were still held. Does nothing if repeated or after the lease's end."""
+        self._released = True
+        if not self._numbers or self._pid != os.getpid():
+            return False
+        with self._limiter.memory.lock:
+            # Taken out first: of several threads that release, one gives back.
+            numbers, self._numbers = self._numbers, set()
+            held = self._limiter.free(self._limiter.tag_of(self._key), numbers)
+        waiting.released(self._limiter, self._key)
+        return held
+
+    def renew(self) -> bool:
+        """Restart the lease. False if it has ended; then another request may hold the permits."""
+        if not self._numbers or self._pid != os.getpid():
+            return False
+        with self._limiter.memory.lock:
+            return self._limiter.restart(self._limiter.tag_of(self._key), self._numbers)
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __enter__(self) -> Self:
+        if not self.allowed:
+            raise self._limiter.exceeded(self._key)
+        if self._released:
+            raise RuntimeError(f"{self!r} was released before: acquire another one")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self._limiter.name!r}: {'held' if self._numbers else 'not held'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Lease can't be pickled or copied")
+
+
+class Concurrency(Limiter):
+    """At most `limit` permits of a key held at one time.
+
+    ``Concurrency(store, "reports", 20)``, then ``with reports.hold("user:42", timeout=0.5):`` or ``async with``, or
+    ``lease = reports.acquire("user:42")``, or ``@reports.limited("nightly")``. ``allow``, ``hit``, ``wait`` and the
+    other methods of every limiter take permits that ``refund`` gives back.
+
+    A permit becomes free when it is given back, or at the end of its `lease`: text, seconds or a ``timedelta``;
+    ``lease_ns`` is the same in nanoseconds. Work that takes longer renews the lease. `keys` is the number of keys that
+    can be live at once; by default as many as half a megabyte of the compiled core holds, but at least 64.
+
+    Raises ``InvalidLimiter``, ``InvalidRate`` for an invalid lease, ``TooManyLimiters``.
+    """
+
+    may_free_early = True
+
+    limit: int
+    lease_ns: int
+    keys: int
+
+    def __init__(
+        self, store: Any, name: str, limit: int, lease: Duration = "30s", *, keys: int | None = None
+    ) -> None:
+        self.begin(store, name)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= layout.MAX_CONCURRENCY_LIMIT:
+            raise InvalidLimiter(
+                f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {short_repr(limit)}"
+            )
+        self.limit, self.lease_ns = limit, as_period_ns(lease)
+        shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), name)
+        self._params = LimitParams(limit, limit, 1)
+        self._algorithm = Holding(limit, self.lease_ns)
+        # By tag, what was taken without a lease object: numbers and the ends of leases, oldest first.
+        self._unleased: dict[Tag, list[tuple[int, int]]] = {}
+        encoding = f"concurrency {limit}"
+        self.keys = self.open_extent(encoding, shape)
+        self.register("Concurrency", encoding)
+
+    @staticmethod
+    def bytes_needed(limit: int, *, keys: int | None = None) -> int:
+        """How many bytes a limiter of this limit and number of keys takes with the compiled core."""
+        return ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), "").bytes
+
+    def __repr__(self) -> str:
+        return f"<Concurrency {self.name!r} {self.limit}, lease={self.lease_ns / 1e9:g}s, keys={self.keys}>"
+
+    def checked_cost(self, cost: Any) -> int:
+        permits = whole_cost(cost)
+        if permits > self.limit:
+            raise CostExceedsLimit(cost, self.limit, self.name)
+        return permits
+
+    def slots(self, tag: Tag) -> Slots:
+        found: Slots | None = self.table.find(tag)
+        return self._algorithm.fresh if found is None else found
+
+    def take(self, tag: Tag, cost: int) -> tuple[Verdict, list[int] | None]:
+        """Take permits, all or none. Returns their numbers, or None; none if the table is full and allows it."""
+        now_ns = self.memory.now_ns()
+        self.check_open()
+        before = self.slots(tag).ends_ns
+        charge = Charge(cost, 0, self._params)
+        verdict = self.table.decide(
+            tag, now_ns, self._algorithm, charge, self.store.on_full or "evict", self.counts
+        )
+        if not verdict.allowed:
+            return verdict, None
+        return verdict, [] if verdict.full else [number for number in verdict.state.ends_ns if number not in before]
+
+    def free(self, tag: Tag, numbers: Iterable[int]) -> bool:
+        """Free permits. Whether any of them was held."""
+        charge = Charge(0, 0, self._params, charged_state=frozenset(numbers))
+        return self.table.give_back(tag, self.memory.now_ns(), self._algorithm, charge)
+
+    def restart(self, tag: Tag, numbers: set[int]) -> bool:
+        """Restart the leases of permits. Whether all of them were held."""
+        now_ns = self.memory.now_ns()
+        self.check_open()
+        slots = self.slots(tag)
+        renewed = dict.fromkeys(numbers & slots.ends_ns.keys(), now_ns + self.lease_ns)
+        if renewed:
+            ends_ns = MappingProxyType({**slots.ends_ns, **renewed})
+            self.table.put(tag, Slots(now_ns + self.lease_ns, ends_ns), self._algorithm)
+        return len(renewed) == len(numbers)
+
+    def take_unleased(self, tag: Tag, cost: int) -> Verdict:
+        """Take permits that come back by a refund."""
+        verdict, taken = self.take(tag, cost)
+        if taken:
+            held = self._unleased.setdefault(tag, [])
+            held.extend((number, verdict.state.ends_ns[number]) for number in taken)
+            for other in list(self._unleased):
+                self._trim(other, verdict.now_ns)
+        return verdict
+
+    def _trim(self, tag: Tag, now_ns: int) -> None:
+        """Forget the unleased permits whose lease has ended."""
+        left = [permit for permit in self._unleased.get(tag, ()) if permit[1] > now_ns]
+        if left:
+            self._unleased[tag] = left
+        else:
+            self._unleased.pop(tag, None)
+
+    def take_back(self, tag: Tag, cost: int) -> list[int]:
+        """Up to `cost` of the unleased permits, the newest first, for a lease."""
+        held = self._unleased.get(tag, [])
+        taken = [held.pop()[0] for _ in range(min(cost, len(held)))]
+        if not held:
+            self._unleased.pop(tag, None)
+        return taken
+
+    def count(self, allowed: bool) -> None:
+        if allowed:
+            self.counts.allowed += 1
+        else:
+            self.counts.denied += 1
+
+    def acquire(self, key: Key, cost: int = 1) -> Lease:
+        """Take `cost` permits of `key` if they are free now: a ``Lease``, which is true if they were.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        """
+        tag, permits = self.tag_of(key), self.checked_cost(cost)
+        with self.memory.lock:
+            verdict, taken = self.take(tag, permits)
+            self.count(verdict.allowed)
+            return Lease.of(self, key, taken, verdict.full)
+
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold[Lease]:
+        """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
+
+        Entering raises ``LimitExceeded`` if they don't become free within `timeout`: text like ``"500 ms"``, seconds or
+        a ``timedelta``. With None it waits until they are free.
+        """
+        return holding.Hold(self, lease_taken, key, cost, timeout)
+
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
+    ) -> Callable[[F], F]:
+        """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
+
+        `key` is a key, or a callable that makes a key from the call's arguments.
+        """
+        return holding.limited(self, key, cost, timeout)
+
+    def exceeded(self, key: Key) -> LimitExceeded:
+        """The exception for a wait in which no permit of `key` became free in time."""
+        return LimitExceeded(self.name, self.limit, self.peek(key).retry_after)
+
+    def allow(self, key: Key, /) -> bool:
+        """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
+        tag = self.tag_of(key)
+        with self.memory.lock:
+            verdict = self.take_unleased(tag, 1)
+            self.count(verdict.allowed)
+            return verdict.allowed
+
+    def hit(self, key: Key, cost: int = 1) -> Decision:
+        """Take `cost` permits of `key` if they are free, and return the ``Decision``.
+
+        ``retry_after`` is the time until enough leases end if no permit is given back before.
+        """
+        permits, tag = self.checked_cost(cost), self.tag_of(key)
+        if permits == 0:
+            return self.peek(key, 0)
+        with self.memory.lock:
+            verdict = self.take_unleased(tag, permits)
+            self.count(verdict.allowed)
+            return self.decision_by(verdict, permits)
+
+    def decision_by(self, verdict: Verdict, cost: int) -> Decision:
+        if verdict.full and not verdict.allowed:
+            # The key has no state. The verdict's state is the time at which there will be room.
+            wait_ns = verdict.state - verdict.now_ns
+            outlook = Outlook(0, retry_after_ns=wait_ns, reset_after_ns=wait_ns)
+            return decision_of(self.name, False, self.limit, outlook, full=True)
+        return self.decision(verdict.tag, verdict.now_ns, cost, verdict.allowed, verdict.full)
+
+    def peek(self, key: Key, cost: int = 1) -> Decision:
+        """The decision that ``hit`` would return now. Takes nothing."""
+        tag, permits = self.tag_of(key), self.checked_cost(cost)
+        with self.memory.lock:
+            now_ns = self.memory.now_ns()
+            self.check_open()
+            return self.decision(tag, now_ns, permits, None)
+
+    def decision(self, tag: Tag, now_ns: int, cost: int, allowed: bool | None, full: bool = False) -> Decision:
+        """The Decision for the current slots. With `allowed` None, it allows if `cost` permits are free."""
+        ends_ns = sorted(end_ns for end_ns in self.slots(tag).ends_ns.values() if end_ns > now_ns)
+        available = self.limit - len(ends_ns)
+        if allowed is None:
+            allowed = available >= cost
+        outlook = Outlook(
+            available,
+            retry_after_ns=ends_ns[cost - available - 1] - now_ns if not allowed and cost > available else 0,
+            reset_after_ns=ends_ns[-1] - now_ns if ends_ns else 0,
+        )
+        return decision_of(self.name, allowed, self.limit, outlook, full=full)
+
+    def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
+        """A list of bools, one per key, decided in order: ``allow`` for each. `costs` is an iterable of as many."""
+        tags = [self.tag_of(key) for key in keys_of(keys)]
+        permits = [self.checked_cost(cost) for cost in costs_of(costs, len(tags))]
+        results = []
+        with self.memory.lock:
+            self.check_open()
+            for tag, cost in zip(tags, permits, strict=True):
+                results.append(cost == 0 or self.take_unleased(tag, cost).allowed)
+                if cost:
+                    self.count(results[-1])
+        return results
+
+    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Reservation:
+        """Take `cost` permits if they are free now: a ``Reservation`` with a delay of 0, whose ``cancel`` gives them
+        back.
+
+        Otherwise nothing is taken, and ``delay`` is the time until enough leases end if no permit is given back before.
+        """
+        permits, tag = self.checked_cost(cost), self.tag_of(key)
+        longest_delay_ns(max_delay)
+        if permits == 0:
+            return reservation_of(True, self.store.now_ns(), 0, None, full=False)
+        with self.memory.lock:
+            verdict = self.take_unleased(tag, permits)
+            self.count(verdict.allowed)
+            if verdict.allowed:
+                undo = None if verdict.full else self.undo(key, permits, verdict)
+                return reservation_of(True, verdict.now_ns, 0, undo, full=verdict.full)
+            delay_ns = self.decision_by(verdict, permits).retry_after_ns
+            return reservation_of(False, verdict.now_ns, delay_ns, None, full=verdict.full)
+
+    def undo(self, key: Key, cost: int, verdict: Verdict) -> Callable[[], object]:
+        """What gives back permits that were just taken."""
+
+        def cancel() -> None:
+            with self.memory.lock:
+                self.check_open()
+                self.give_back(verdict.tag, cost, verdict.now_ns + self.lease_ns)
+            waiting.released(self, key)
+
+        return cancel
+
+    def refund(self, key: Key, cost: int = 1) -> None:
+        """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
+
+        If those are fewer, all of them.
+        """
+        permits, tag = min(whole_cost(cost), self.limit), self.tag_of(key)
+        with self.memory.lock:
+            self.memory.now_ns()
+            self.check_open()
+            self.give_back(tag, permits, None)
+        waiting.released(self, key)
+
+    def give_back(self, tag: Tag, cost: int, until_ns: int | None) -> None:
+        """Free unleased permits: those whose lease ends at `until_ns`, or any if that is None."""
+        now_ns = self.memory.now_ns()
+        self._trim(tag, now_ns)
+        if until_ns is not None:
+            cost = self._free_unleased(tag, cost, until_ns)
+        if until_ns is None or until_ns > now_ns:
+            # A refund can't tell permits apart, and may have freed one of these instead of its own. Then free that one.
+            self._free_unleased(tag, cost, None)
+
+    def _free_unleased(self, tag: Tag, cost: int, until_ns: int | None) -> int:
+        """Free up to `cost` of the unleased permits; return the number that is missing."""
+        # Oldest first: the permits that are left may last longer than necessary, but never shorter.
+        for permit in self._unleased.get(tag, ())[:]:
+            if cost > 0 and until_ns in (None, permit[1]):
+                self._unleased[tag].remove(permit)
+                was_held = self.free(tag, [permit[0]])
+                # A permit that a reset or the loss of the key's state took away doesn't count: the next one is freed.
+                cost -= was_held or until_ns is not None
+        return cost
+
+    def reset(self, key: Key) -> None:
+        """Free all permits of `key`, whichever process holds them."""
+        tag = self.tag_of(key)
+        with self.memory.lock:
+            self.memory.now_ns()
+            self.check_open()
+            self.free(tag, self.slots(tag).ends_ns)
+        waiting.released(self, key)
+
+    def attempt_for(self, key: Any, cost: Any) -> Attempt:
+        attempt = Attempt()
+        attempt.tag = self.tag_of(key)
+        attempt.charge = Charge(self.checked_cost(cost), 0, self._params)
+        return attempt
+
+    def check(self, attempt: Attempt, now_ns: int) -> bool:
+        allowed = self._algorithm.take(attempt.tag, self.slots(attempt.tag), now_ns, attempt.charge) is not None
+        attempt.verdict = Verdict(attempt.tag, now_ns, None, allowed)
+        return allowed
+
+    def commit(self, attempt: Attempt, now_ns: int) -> bool:
+        if attempt.charge.amount:
+            attempt.verdict = self.take_unleased(attempt.tag, attempt.charge.amount)
+        return attempt.verdict.allowed
+
+    def roll_back(self, attempt: Attempt) -> None:
+        # A request that was allowed because the table was full holds nothing.
+        if attempt.charge.amount and not attempt.verdict.full:
+            self.give_back(attempt.tag, attempt.charge.amount, attempt.verdict.now_ns + self.lease_ns)
+
+    def decision_on(self, attempt: Attempt) -> Decision:
+        return self.decision_by(attempt.verdict, attempt.charge.amount)
+
+
+def lease_taken(limiter: Concurrency, key: Key, cost: int) -> Lease:
+    """A lease for the permits that a ``wait`` of this process has just taken."""
+    tag, permits = limiter.tag_of(key), limiter.checked_cost(cost)
+    with limiter.memory.lock:
+        return Lease.of(limiter, key, limiter.take_back(tag, permits), False)
+
+
+def words_for(limit: int) -> int:
+    """Words of one key in the compiled core: a bit and two words for each slot, in whole cache lines."""
+    return -(-((limit + 127) // 128 * 2 + 2 * limit) // 8) * 8
+
+
+def default_keys(limit: int) -> int:
+    return max(64, DEFAULT_WORDS // words_for(limit))

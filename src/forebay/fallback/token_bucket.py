@@ -1,0 +1,323 @@
+"""Token bucket: with continuous refill, perhaps with fewer permits for new keys, or with refill in intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
+from forebay.fallback.cell_limiter import CellAlgorithm, whole_cost
+from forebay.fallback.decision import Outlook
+from forebay.fallback.gcra import Gcra, GcraLimiter, most_ahead_ns
+from forebay.fallback.keys import Key
+from forebay.fallback.memory import Charge, LimitParams, Tag, Verdict
+from forebay.rate import Rate, as_rate
+
+__all__ = ["TokenBucket"]
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class InitialGcra(Gcra):
+    """A new key lacks some permits, which come in `missing_ns`. See core/algorithms/initial_bucket.pxd."""
+
+    def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        start_ns = state_now(charge.params, state, now_ns)
+        return start_ns + charge.amount if start_ns - now_ns <= charge.room else None
+
+    def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        full_ns = now_ns + charge.params.missing_ns
+        amount = charge.amount
+        if state <= full_ns:
+            return None
+        if charge.charged_state is not None:
+            is_overtaken = charge.charged_state != state and state - now_ns > charge.params.due_ns
+            if charge.charged_state <= full_ns or is_overtaken:
+                return None
+            amount = min(amount, charge.charged_state - full_ns)
+        return max(state - amount, full_ns)
+
+    def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
+        params = charge.params
+        ahead_ns = state_now(params, verdict.state, verdict.now_ns) - verdict.now_ns
+        return Outlook(
+            max(params.tolerance_ns - ahead_ns, 0),
+            params.rate_limit,
+            params.period_ns,
+            0 if verdict.allowed else max(ahead_ns - charge.room, 0),
+            ahead_ns - params.missing_ns if verdict.state > verdict.now_ns else 0,
+        )
+
+
+def state_now(params: LimitParams, state: int, now_ns: int) -> int:
+    """The state that a key with this state has now."""
+    return max(state, now_ns + params.missing_ns) if state > now_ns else now_ns + 2 * params.missing_ns
+
+
+class Intervals(CellAlgorithm):
+    """The state has the boundary at which the bucket is full again. See core/algorithms/interval_bucket.pxd.
+
+    Here a state is that boundary and the number of permits of its refill that fit, less one.
+    """
+
+    fresh = (0, 0)
+
+    def __init__(self, longest_wait_ns: int) -> None:
+        self.longest_wait_ns = longest_wait_ns
+
+    def expiry_ns(self, state: tuple[int, int]) -> int:
+        return state[0]
+
+    def take(self, tag: Tag, state: tuple[int, int], now_ns: int, charge: Charge) -> tuple[int, int] | None:
+        params = charge.params
+        end_ns = end_of_period(params, now_ns)
+        deficit = deficit_of(params, state, end_ns) + charge.amount
+        if delay_of(params, deficit, now_ns, end_ns) > charge.max_wait_ns:
+            return None
+        return state_of_deficit(params, deficit, end_ns)
+
+    def give_back(self, tag: Tag, state: tuple[int, int], now_ns: int, charge: Charge) -> tuple[int, int] | None:
+        params = charge.params
+        end_ns = end_of_period(params, now_ns)
+        deficit = deficit_of(params, state, end_ns)
+        amount = charge.amount
+        if charge.charged_state is not None:
+            if charge.charged_state != state and deficit > params.limit:
+                # Later bookings keep their times, so no other request can take the permits of this one.
+                return None
+            # The rest has been refilled.
+            amount = min(amount, deficit_of(params, charge.charged_state, end_ns))
+        amount = min(amount, deficit)
+        return state_of_deficit(params, deficit - amount, end_ns) if amount else None
+
+    def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
+        params, now_ns = charge.params, verdict.now_ns
+        end_ns = end_of_period(params, now_ns)
+        deficit = deficit_of(params, verdict.state, end_ns)
+        return Outlook(
+            max(params.limit - deficit, 0),
+            retry_after_ns=0 if verdict.allowed else delay_of(params, deficit + charge.amount, now_ns, end_ns),
+            reset_after_ns=end_ns - now_ns + (boundaries_for(params, deficit) - 1) * params.period_ns if deficit else 0,
+        )
+
+    def allow_wait(self, charge: Charge, max_wait_ns: int) -> None:
+        charge.max_wait_ns = min(max_wait_ns, self.longest_wait_ns)
+
+    def booked_delay_ns(self, charge: Charge, verdict: Verdict) -> int:
+        end_ns = end_of_period(charge.params, verdict.now_ns)
+        return delay_of(charge.params, deficit_of(charge.params, verdict.state, end_ns), verdict.now_ns, end_ns)
+
+    def refused_delay_ns(self, charge: Charge, verdict: Verdict) -> int:
+        end_ns = end_of_period(charge.params, verdict.now_ns)
+        deficit = deficit_of(charge.params, verdict.state, end_ns) + charge.amount
+        return delay_of(charge.params, deficit, verdict.now_ns, end_ns)
+
+
+def end_of_period(params: LimitParams, now_ns: int) -> int:
+    return now_ns + params.period_ns - (now_ns + params.phase_ns) % params.period_ns
+
+
+def deficit_of(params: LimitParams, state: tuple[int, int], end_ns: int) -> int:
+    """The number of missing permits in the period that ends at `end_ns`."""
+    full_ns, rest = state
+    return 0 if full_ns < end_ns else (full_ns - end_ns) // params.period_ns * params.rate_limit + rest + 1
+
+
+def boundaries_for(params: LimitParams, permits: int) -> int:
+    """The number of refills that bring `permits` permits."""
+    return -(-permits // params.rate_limit)
+
+
+def state_of_deficit(params: LimitParams, deficit: int, end_ns: int) -> tuple[int, int]:
+    if deficit == 0:
+        return 0, 0
+    others = boundaries_for(params, deficit) - 1
+    return end_ns + others * params.period_ns, deficit - others * params.rate_limit - 1
+
+
+def delay_of(params: LimitParams, deficit: int, now_ns: int, end_ns: int) -> int:
+    """The time until a bucket that lacks `deficit` permits, perhaps more than its limit, lacks at most its limit."""
+    if deficit <= params.limit:
+        return 0
+    return end_ns - now_ns + (boundaries_for(params, deficit - params.limit) - 1) * params.period_ns
+
+
+class TokenBucket(GcraLimiter):
+    """Up to `burst` permits at once, refilled at `rate`.
+
+    ``TokenBucket(store, "api", "100/minute", burst=20)``. `rate` is text or a ``Rate``; `burst` a whole number of
+    permits, by default as many as the rate allows per period. With ``refill="continuous"`` permits come back one by
+    one. With ``refill="interval"`` the permits of a whole period come back at once, at the start of each period: at
+    multiples of their length by the wall clock, or, with `start`, whole periods before and after that. With
+    ``initial=5`` a new key has 5 permits, and the others come at the rate from its first request on.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``.
+    """
+
+    burst: int
+    refill: str
+    initial: Any
+    start: Any
+
+    def __init__(
+        self,
+        store: Any,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: str = "continuous",
+        *,
+        initial: int | None = None,
+        start: datetime | None = None,
+    ) -> None:
+        self.begin(store, name)
+        self.rate = as_rate(rate)
+        self.params = self.gcra_params(self.rate, self.rate.limit if burst is None else burst, "burst")
+        self.burst = self.params.limit
+        check_refill(refill, initial, start, self.burst, name)
+        self.refill, self.initial, self.start = refill, initial, start
+        most_ns = most_ahead_ns(self.memory)
+        encoding = ""
+        if refill == "interval":
+            encoding = self._refill_in_intervals(most_ns, start, burst)
+        elif initial is not None:
+            encoding = self._start_with(initial, most_ns)
+        else:
+            self.algorithm = Gcra(most_ns)
+        self.register("TokenBucket", encoding)
+
+    def _refill_in_intervals(self, most_ns: int, start: datetime | None, burst: Any) -> str:
+        """Returns the encoding of states."""
+        start_ns = 0 if start is None else (start - EPOCH) // MICROSECOND * 1000
+        period_ns = self.params.period_ns
+        phase_ns = (self.memory.wall_epoch_ns - start_ns) % period_ns
+        self.params = replace(self.params, phase_ns=phase_ns)
+        # The longest time in which an empty bucket fills, plus a period.
+        full_ns = (boundaries_for(self.params, self.burst) + 1) * period_ns
+        if full_ns > most_ns:
+            raise InvalidLimiter(
+                f"limiter {self.name!r} would take too long to refill a burst of {short_repr(burst)} at {self.rate}: "
+                "lower the burst or raise the rate"
+            )
+        self.algorithm = Intervals(most_ns - full_ns)
+        return f"intervals {self.params.rate_limit} {period_ns} {start_ns % period_ns}"
+
+    def _start_with(self, initial: int, most_ns: int) -> str:
+        # A new key allows as much as a bucket with this burst.
+        new_key = self.gcra_params(self.rate, initial, "initial")
+        missing_ns = self.params.tolerance_ns - new_key.tolerance_ns
+        if missing_ns > most_ns - self.params.tolerance_ns:
+            raise InvalidLimiter(
+                f"limiter {self.name!r} would remember a full bucket of {self.burst} at {self.rate} for too long: "
+                "lower the burst, or raise the rate or the initial permits"
+            )
+        tolerance_ns = self.params.tolerance_ns + missing_ns
+        self.params = replace(self.params, missing_ns=missing_ns, tolerance_ns=tolerance_ns, due_ns=tolerance_ns)
+        self.algorithm = InitialGcra(most_ns)
+        return f"initial {missing_ns}"
+
+    def __repr__(self) -> str:
+        refill = "" if self.refill == "continuous" else ", refill='interval'"
+        initial = "" if self.initial is None else f", initial={self.initial}"
+        start = "" if self.start is None else f", start={self.start.isoformat()!r}"
+        return f"<TokenBucket {self.name!r} {self.rate}, burst={self.burst}{refill}{initial}{start}>"
+
+    def charge_for(self, cost: Any, params: LimitParams) -> Charge:
+        if self.initial is not None and whole_cost(cost) > self.initial:
+            # A new key never has as much, and nothing comes to a key before its first request is charged.
+            raise CostExceedsLimit(cost, self.initial, self.name)
+        return super().charge_for(cost, params)
+
+    def params_for_call(self, rate: Any, burst: Any) -> LimitParams:
+        if rate is None and burst is None:
+            return self.params
+        if self.refill == "interval":
+            raise InvalidLimiter(
+                f"{self!r} has one limit for all calls: refill='continuous' takes another rate for each"
+            )
+        if self.initial is not None:
+            raise InvalidLimiter(
+                f"{self!r} has one limit for all calls: without initial= a token bucket takes another rate for each"
+            )
+        if rate is None:
+            raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
+        rate = as_rate(rate)
+        return self.shared(self.gcra_params(rate, rate.limit if burst is None else burst, "burst"))
+
+    def convert(
+        self,
+        key: Key,
+        old_rate: str | Rate,
+        old_burst: int | None = None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        keep: str = "permits",
+    ) -> int:
+        """Carry what `key` has used over to another limit. Returns how many permits remain under it.
+
+        The new limit is the limiter's own, or that of `rate` and `burst`, as in ``hit``. `keep` is what stays the same:
+        ``"permits"``, the number that remain, at most the new burst; ``"share"``, their share of the burst;
+        ``"used"``, the number that are missing. Parts of a permit are rounded against the key, and bookings stay
+        booked. A key whose bucket is full is as a new one.
+
+        Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``.
+        """
+        tag = self.tag_of(key)
+        if not isinstance(keep, str) or keep not in ("permits", "share", "used"):
+            raise InvalidLimiter(f"keep is 'permits', 'share' or 'used', not {short_repr(keep)}")
+        old, new = self.params_for_call(as_rate(old_rate), old_burst), self.params_for_call(rate, burst)
+        with self.memory.lock:
+            now_ns = self.memory.now_ns()
+            self.check_open()
+            state = self.table.find(tag)
+            if state is not None and state > now_ns:
+                ahead_ns = converted_ns(old, new, keep, most_ahead_ns(self.memory), state - now_ns)
+                self.table.put(tag, now_ns + ahead_ns, self.algorithm)
+            return self.peek(key, rate=rate, burst=burst).remaining
+
+
+def converted_ns(old: LimitParams, new: LimitParams, keep: str, most_ns: int, ahead_ns: int) -> int:
+    """How far ahead of now a state becomes that was so far ahead."""
+
+    def scaled(value: int, by: int, divisor: int, most: int) -> int:
+        return min(-(-value * by // divisor), most)
+
+    if keep == "share":
+        return scaled(ahead_ns, new.tolerance_ns, old.tolerance_ns, most_ns)
+    if keep == "used":
+        permits = scaled(ahead_ns, old.rate_limit, old.period_ns, most_ns)
+        return scaled(permits, new.period_ns, new.rate_limit, most_ns)
+    if ahead_ns > old.tolerance_ns:
+        # Booked ahead.
+        permits = scaled(ahead_ns - old.tolerance_ns, old.rate_limit, old.period_ns, most_ns)
+        return new.tolerance_ns + scaled(permits, new.period_ns, new.rate_limit, most_ns - new.tolerance_ns)
+    permits = min((old.tolerance_ns - ahead_ns) * old.rate_limit // old.period_ns, new.limit)
+    return new.tolerance_ns - scaled(permits, new.period_ns, new.rate_limit, new.tolerance_ns)
+
+
+def check_refill(refill: Any, initial: Any, start: Any, burst: int, name: str) -> None:
+    """Raise ``InvalidLimiter`` for arguments of a token bucket that don't go together."""
+    if refill != "continuous" and refill != "interval":
+        raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
+    if start is not None:
+        if not isinstance(start, datetime) or start.tzinfo is None:
+            raise InvalidLimiter(
+                f"the start of limiter {name!r} is a datetime with a time zone, not {short_repr(start)}"
+            )
+        if refill != "interval":
+            raise InvalidLimiter(f"limiter {name!r} refills all the time: start= is for refill='interval'")
+    if initial is None:
+        return
+    if isinstance(initial, bool) or not isinstance(initial, int) or not 1 <= initial <= burst:
+        raise InvalidLimiter(
+            f"the initial permits of limiter {name!r} are a whole number from 1 to its burst, {burst}, not "
+            f"{short_repr(initial)}"
+        )
+    if refill == "interval":
+        raise InvalidLimiter(
+            f"limiter {name!r} refills in intervals, so its keys start with the whole burst: take "
+            "refill='continuous' with initial=, or a lower burst"
+        )

@@ -1,0 +1,458 @@
+"""Fixed and sliding windows. See core/algorithms/window.pyx, whose states are these: a time above, counts below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Final
+
+from forebay.calendars import Calendar, calendar_of
+from forebay.errors import InvalidLimiter, short_repr
+from forebay.fallback.cell_limiter import CellAlgorithm, CellLimiter
+from forebay.fallback.decision import Outlook
+from forebay.fallback.memory import Charge, LimitParams, Memory, Tag, Verdict
+from forebay.rate import Rate, as_rate
+
+__all__ = ["FixedWindow", "SlidingWindow", "WindowLimiter", "check_align", "count_time", "low_mask", "rounds_up"]
+
+# Each as in the compiled core.
+FRACTION_BITS: Final = 2
+TIER_BITS: Final = 10
+FINE_BITS: Final = 16
+LEAST_PREVIOUS_BITS: Final = 4
+MOST_ROUNDED_UP: Final = 5
+USED_BITS: Final = 3
+MOST_USED: Final = 7
+CALENDAR_WINDOWS: Final = 64
+
+
+def low_mask(low_bits: int) -> int:
+    return (1 << low_bits) - 1
+
+
+def count_time(time_ns: int, low_bits: int) -> int:
+    """The upper part of a state: the time in quarters of a ns, rounded up to a quantum."""
+    return ((time_ns << FRACTION_BITS) + low_mask(low_bits)) & ~low_mask(low_bits)
+
+
+def time_of(state: int, low_bits: int) -> int:
+    """The time in ns, less than a quantum later than the time that `count_time` got."""
+    return (state & ~low_mask(low_bits)) >> FRACTION_BITS
+
+
+def last_step_ns(params: LimitParams, time_ns: int) -> int:
+    """The last moment up to `time_ns` at which a window that begins with a request may begin or end."""
+    into_ns = time_ns % params.period_ns
+    step = into_ns * params.steps // params.period_ns
+    return time_ns - into_ns - (-step * params.period_ns // params.steps)
+
+
+def steps_for(period_ns: int, low_bits: int) -> int:
+    """The number of steps in a period. See `steps_for` in core/algorithms/counts.pxd."""
+    quantum_ns = (low_mask(low_bits) >> FRACTION_BITS) + 1
+    power = step_ns = 1
+    while step_ns < quantum_ns:
+        if step_ns == power:
+            step_ns = 2 * power
+        elif step_ns == 2 * power:
+            step_ns = 5 * power
+        else:
+            step_ns = power = 10 * power
+    if period_ns % step_ns == 0 and step_ns < period_ns:
+        return period_ns // step_ns
+    return period_ns // quantum_ns
+
+
+@dataclass(slots=True)
+class Counted:
+    """A state, decoded at a given time."""
+
+    count: int
+    previous: int
+    time: int
+    """The upper part of a state of that window."""
+    end_ns: int
+    left_ns: int
+    """Of the window, from now on."""
+
+
+class Fixed(CellAlgorithm):
+    """Windows by the clock. A subclass has others."""
+
+    def end_ns(self, params: LimitParams, tag: Tag, now_ns: int) -> int:
+        """The end of the window that contains now."""
+        return now_ns + params.period_ns - (now_ns + params.phase_ns) % params.period_ns
+
+    def later_end_ns(self, params: LimitParams, end_ns: int, time_ns: int) -> int:
+        """The end of a window that is later than the one that ends at `end_ns`, by its state's time."""
+        return end_ns + (time_ns - end_ns) // params.period_ns * params.period_ns
+
+    def counted(self, params: LimitParams, tag: Tag, state: int, now_ns: int) -> Counted:
+        time = state & ~low_mask(params.low_bits)
+        end_ns = self.end_ns(params, tag, now_ns)
+        own_time = count_time(end_ns, params.low_bits)
+        count = 0
+        if time >= own_time:
+            count = (state & low_mask(params.low_bits)) >> params.used_bits
+            if time > own_time:
+                own_time = time
+                end_ns = self.later_end_ns(params, end_ns, time_of(state, params.low_bits))
+        return Counted(count, 0, own_time, end_ns, end_ns - now_ns)
+
+    def state_of(self, params: LimitParams, counted: Counted, count: int) -> int:
+        level = min(MOST_USED, count.bit_length()) & low_mask(params.used_bits)
+        return counted.time | count << params.used_bits | level
+
+    def empty(self, params: LimitParams, counted: Counted) -> int:
+        """The state of a window whose whole count was given back."""
+        return 0
+
+    def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        counted = self.counted(charge.params, tag, state, now_ns)
+        if counted.count > charge.room:
+            return None
+        return self.state_of(charge.params, counted, counted.count + charge.amount)
+
+    def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        params = charge.params
+        counted = self.counted(params, tag, state, now_ns)
+        if was_charged_before(charge, state) or counted.count == 0:
+            return None
+        left = counted.count - min(counted.count, charge.amount)
+        return self.state_of(params, counted, left) if left else self.empty(params, counted)
+
+    def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
+        counted = self.counted(charge.params, verdict.tag, verdict.state, verdict.now_ns)
+        return Outlook(
+            max(charge.params.limit - counted.count, 0),
+            retry_after_ns=0 if verdict.allowed else counted.left_ns,
+            reset_after_ns=counted.left_ns if counted.count else 0,
+        )
+
+
+class Staggered(Fixed):
+    """Each key's windows begin at an offset of its own."""
+
+    def __init__(self, memory: Memory, tells_use: bool) -> None:
+        self._secret = memory.secret(b"stagger")
+        self._tells_use = tells_use
+
+    def end_ns(self, params: LimitParams, tag: Tag, now_ns: int) -> int:
+        digest = blake2b(repr(tag).encode(errors="surrogatepass"), key=self._secret, digest_size=8).digest()
+        phase_ns = params.phase_ns + int.from_bytes(digest) * params.period_ns // 2**64
+        return now_ns + params.period_ns - (now_ns + phase_ns) % params.period_ns
+
+    def used(self, state: int, now_ns: int) -> int | None:
+        return state & MOST_USED if self._tells_use else None
+
+
+class First(Staggered):
+    """A key's window begins with its first request."""
+
+    def counted(self, params: LimitParams, tag: Tag, state: int, now_ns: int) -> Counted:
+        rounded_ns = time_of(state, params.low_bits)
+        # The time in the state is less than a quantum later than the window's end.
+        if rounded_ns > now_ns and last_step_ns(params, rounded_ns) > now_ns:
+            end_ns = last_step_ns(params, rounded_ns)
+            time = state & ~low_mask(params.low_bits)
+            count = (state & low_mask(params.low_bits)) >> params.used_bits
+        else:
+            end_ns = last_step_ns(params, now_ns) + params.period_ns
+            time = count_time(end_ns, params.low_bits)
+            count = 0
+        return Counted(count, 0, time, end_ns, end_ns - now_ns)
+
+    def empty(self, params: LimitParams, counted: Counted) -> int:
+        # The window stays, even with a count of 0: earlier decisions have reported its end.
+        return self.state_of(params, counted, 0)
+
+
+class ByCalendar(Fixed):
+    """Windows of a calendar."""
+
+    def __init__(self, memory: Memory, calendar: Calendar) -> None:
+        self._wall_ns, self._calendar = memory.wall_epoch_ns, calendar
+        self._edges = self._edges_from(memory.now_ns())
+
+    def _edges_from(self, now_ns: int) -> list[int]:
+        edges_ns = self._calendar.edges_ns(now_ns + self._wall_ns, CALENDAR_WINDOWS)
+        return [edge_ns - self._wall_ns for edge_ns in edges_ns]
+
+    def end_ns(self, params: LimitParams, tag: Tag, now_ns: int) -> int:
+        if not self._edges[0] <= now_ns < self._edges[CALENDAR_WINDOWS // 2]:
+            self._edges = self._edges_from(now_ns)
+        return next(edge_ns for edge_ns in self._edges if edge_ns > now_ns)
+
+    def later_end_ns(self, params: LimitParams, end_ns: int, time_ns: int) -> int:
+        # If the clock was set back by more windows than are known, this is late by less than a quantum.
+        if time_ns >= self._edges[CALENDAR_WINDOWS]:
+            return time_ns
+        return max(edge_ns for edge_ns in self._edges if edge_ns <= time_ns)
+
+
+def was_charged_before(charge: Charge, state: int) -> bool:
+    """Whether the charge to be given back belongs to another window than the state."""
+    charged = charge.charged_state
+    return charged is not None and (charged ^ state) & ~low_mask(charge.params.low_bits) != 0
+
+
+class Sliding(CellAlgorithm):
+    """The count of a window, and the previous one's. The state's time is the end of the window after it."""
+
+    def counted(self, params: LimitParams, state: int, now_ns: int) -> Counted:
+        time = state & ~low_mask(params.low_bits)
+        count_bits = params.low_bits - params.previous_bits
+        count = state & low_mask(count_bits)
+        end_ns = now_ns + params.period_ns - (now_ns + params.phase_ns) % params.period_ns
+        counted = Counted(0, 0, count_time(end_ns + params.period_ns, params.low_bits), end_ns, end_ns - now_ns)
+        if time == count_time(end_ns, params.low_bits):
+            # The state belongs to the window before ours.
+            counted.previous = shifted(params, count)
+        elif time >= counted.time:
+            counted.count = count
+            counted.previous = (state & low_mask(params.low_bits)) >> count_bits
+            if time > counted.time:
+                # The state's window is later than ours. None of it has passed: now counts as its beginning.
+                counted.time = time
+                windows = (time_of(state, params.low_bits) - end_ns) // params.period_ns - 1
+                counted.end_ns += windows * params.period_ns
+                counted.left_ns = params.period_ns
+        return counted
+
+    def state_of(self, params: LimitParams, counted: Counted) -> int:
+        return counted.time | counted.previous << (params.low_bits - params.previous_bits) | counted.count
+
+    def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        counted = self.counted(charge.params, state, now_ns)
+        if estimate(charge.params, counted) > charge.room:
+            return None
+        counted.count += charge.amount
+        return self.state_of(charge.params, counted)
+
+    def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        params = charge.params
+        counted = self.counted(params, state, now_ns)
+        from_count = min(counted.count, charge.amount)
+        from_previous = min(counted.previous, (charge.amount - from_count) >> params.previous_shift)
+        if was_charged_before(charge, state) or not (from_count or from_previous):
+            return None
+        counted.count -= from_count
+        counted.previous -= from_previous
+        return self.state_of(params, counted)
+
+    def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
+        params = charge.params
+        counted = self.counted(params, verdict.state, verdict.now_ns)
+        # If the state's window is later than ours, the time before that window adds to the wait.
+        to_end_ns = counted.end_ns - verdict.now_ns
+        used = estimate(params, counted)
+        return Outlook(
+            max(params.limit - used, 0),
+            retry_after_ns=0 if verdict.allowed else until_estimate(params, counted, to_end_ns, charge.room),
+            reset_after_ns=until_estimate(params, counted, to_end_ns, 0) if used else 0,
+        )
+
+
+def shifted(params: LimitParams, count: int) -> int:
+    """A previous count in its unit, rounded up."""
+    return (count + low_mask(params.previous_shift)) >> params.previous_shift
+
+
+def estimate(params: LimitParams, counted: Counted) -> int:
+    """The permits of the last period."""
+    weighted = (counted.previous << params.previous_shift) * counted.left_ns
+    share = -(-weighted // params.period_ns) if params.rounds_up else weighted // params.period_ns
+    return counted.count + share
+
+
+def until_estimate(params: LimitParams, counted: Counted, to_end_ns: int, most: int) -> int:
+    """The time until the estimate is at most `most`, if nothing else is counted. The window ends after `to_end_ns`."""
+    if counted.count <= most:
+        left_ns = left_for(params, counted.previous, most - counted.count)
+        if left_ns:
+            return to_end_ns - min(left_ns, to_end_ns)
+        # Only after the window's end. Then its count is the previous one, which may be rounded above `most`.
+    return to_end_ns + params.period_ns - left_for(params, shifted(params, counted.count), most)
+
+
+def left_for(params: LimitParams, previous: int, most: int) -> int:
+    """The most time that may be left of a window for the previous count's part to be at most `most`."""
+    whole = previous << params.previous_shift
+    if whole <= most:
+        return params.period_ns
+    if params.rounds_up:
+        return most * params.period_ns // whole
+    return -(-(most + 1) * params.period_ns // whole) - 1
+
+
+class WindowLimiter(CellLimiter):
+    """Base class of the limiters that count in windows; not used by itself."""
+
+    rate: Rate
+    most: int
+    """The largest limit that fits into its states."""
+
+    def count_by(self, rate: Rate, period_ns: int) -> LimitParams:
+        self.rate = rate
+        return LimitParams(rate.limit, rate.limit, period_ns, phase_ns=self.memory.wall_epoch_ns % period_ns)
+
+    def rate_of_call(self, rate: Any) -> Rate:
+        """The rate that was given for one call, checked."""
+        rate = as_rate(rate)
+        if rate.period_ns != self.params.period_ns:
+            raise InvalidLimiter(
+                f"{self!r} counts in windows of its own period, so the rate for one call must have the same, which "
+                f"{rate} has not"
+            )
+        return rate
+
+    def params_for_call(self, rate: Any, burst: Any) -> LimitParams:
+        if burst is not None:
+            raise InvalidLimiter(f"{self!r} has no burst")
+        if rate is None:
+            return self.params
+        rate = self.rate_of_call(rate)
+        if rate.limit > self.most:
+            raise InvalidLimiter(
+                f"{self!r} can count up to {self.most}, not to {rate.limit}: make it with the largest of its rates"
+            )
+        return replace(self.params, limit=rate.limit, rate_limit=rate.limit)
+
+
+class FixedWindow(WindowLimiter):
+    """At most as many permits in each window as the rate allows per period.
+
+    ``FixedWindow(store, "login", "5/minute")``. Windows begin at multiples of the period by the wall clock. With
+    ``align="first"`` a key's window begins with its first request after the last window ended (up to 10 ns earlier for
+    each permit of the limit). With ``align="stagger"`` each key's windows begin at an offset of its own. With
+    ``align="calendar", timezone="Europe/Berlin"`` windows are the days, weeks, months or years of the calendar.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``.
+    """
+
+    align: str
+    timezone: Any
+
+    def __init__(
+        self, store: Any, name: str, rate: str | Rate, align: str = "clock", *, timezone: str | None = None
+    ) -> None:
+        self.begin(store, name)
+        check_align(align, timezone)
+        self.align, self.timezone = align, timezone
+        self._calendar: Calendar | None = None
+        if align == "calendar":
+            calendar, limit = calendar_of(rate, timezone)
+            self._calendar = calendar
+            params = self.count_by(calendar.rate(limit), calendar.shortest_ns)
+            self.algorithm = ByCalendar(self.memory, calendar)
+            windows = f"{calendar.unit} {timezone}"
+        else:
+            rate = as_rate(rate)
+            params = self.count_by(rate, rate.period_ns)
+            windows = str(params.period_ns)
+        limit_bits, window_bits = params.limit.bit_length(), params.period_ns.bit_length()
+        low_bits, used_bits, steps = limit_bits, 0, 0
+        if align in ("first", "stagger") and low_bits + USED_BITS <= window_bits:
+            used_bits = USED_BITS
+            low_bits += USED_BITS
+        if align != "first":
+            low_bits = max(low_bits, min(limit_bits + TIER_BITS, window_bits - FINE_BITS))
+        else:
+            steps = steps_for(params.period_ns, low_bits)
+        self.params = replace(params, low_bits=low_bits, used_bits=used_bits, steps=steps)
+        self.most = low_mask(low_bits - used_bits)
+        if align == "first":
+            self.algorithm = First(self.memory, bool(used_bits))
+        elif align == "stagger":
+            self.algorithm = Staggered(self.memory, bool(used_bits))
+        elif align == "clock":
+            self.algorithm = Fixed()
+        self.register("FixedWindow", f"fixed {align} {windows} {low_bits} {steps}")
+
+    def __repr__(self) -> str:
+        align = "" if self.align == "clock" else f" align={self.align!r}"
+        if self._calendar is None:
+            return f"<FixedWindow {self.name!r} {self.rate}{align}>"
+        return (
+            f"<FixedWindow {self.name!r} {self.params.limit} per {self._calendar.unit}{align} "
+            f"timezone={self.timezone!r}>"
+        )
+
+    def rate_of_call(self, rate: Any) -> Rate:
+        if self._calendar is None:
+            return super().rate_of_call(rate)
+        calendar, limit = calendar_of(rate, self.timezone)
+        if calendar.unit != self._calendar.unit:
+            raise InvalidLimiter(
+                f"{self!r} counts in windows of its own unit, so the rate for one call must have the same, which "
+                f"{short_repr(rate)} has not"
+            )
+        return calendar.rate(limit)
+
+
+class SlidingWindow(WindowLimiter):
+    """At most as many permits as the rate allows, in an estimate of the period up to now.
+
+    ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the current window's count, plus the previous window's
+    count times the share of that window that the last period still covers. `rounding` (``"up"`` or ``"down"``) rounds
+    the previous window's part; the default is up for limits to 5, down for larger ones.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``.
+    """
+
+    def __init__(self, store: Any, name: str, rate: str | Rate, *, rounding: str | None = None) -> None:
+        self.begin(store, name)
+        rate = as_rate(rate)
+        params = self.count_by(rate, rate.period_ns)
+        count_bits = params.limit.bit_length()
+        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
+        room = params.period_ns.bit_length()
+        up = rounds_up(rounding, params.limit)
+        count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
+        previous_bits = min(count_bits, room - count_bits)
+        if previous_bits < min(count_bits, LEAST_PREVIOUS_BITS):
+            raise InvalidLimiter(
+                f"{rate} is too much for a sliding window to count in one cell: take a longer period, or a token bucket"
+            )
+        shift = 0
+        if previous_bits < count_bits:
+            while (params.limit + low_mask(shift)) >> shift > low_mask(previous_bits):
+                shift += 1
+        self.params = replace(
+            params,
+            rounds_up=up,
+            low_bits=count_bits + previous_bits,
+            previous_bits=previous_bits,
+            previous_shift=shift,
+        )
+        # A previous count that is rounded up must not overflow its bits.
+        self.most = low_mask(count_bits) if shift == 0 else params.limit
+        self.algorithm = Sliding()
+        self.register("SlidingWindow", f"sliding {params.period_ns} {self.params.low_bits} {previous_bits} {shift}")
+
+    @property
+    def rounding(self) -> str:
+        return "up" if self.params.rounds_up else "down"
+
+    def __repr__(self) -> str:
+        rounding = "" if self.params.rounds_up == rounds_up(None, self.params.limit) else f" rounding={self.rounding!r}"
+        return f"<SlidingWindow {self.name!r} {self.rate}{rounding}>"
+
+
+def rounds_up(rounding: Any, limit: int) -> bool:
+    """Whether a sliding window with this limit rounds up the previous window's part of the estimate."""
+    if rounding is not None and (not isinstance(rounding, str) or rounding not in ("up", "down")):
+        raise InvalidLimiter(
+            f"rounding is 'up' or 'down', not {short_repr(rounding)}; left out, it depends on the limit"
+        )
+    return limit <= MOST_ROUNDED_UP if rounding is None else rounding == "up"
+
+
+def check_align(align: Any, timezone: Any) -> None:
+    """Raise ``InvalidLimiter`` for arguments of a fixed window that don't go together."""
+    if not isinstance(align, str) or align not in ("clock", "first", "stagger", "calendar"):
+        raise InvalidLimiter(f"align is 'clock', 'first', 'stagger' or 'calendar', not {short_repr(align)}")
+    if timezone is not None and align != "calendar":
+        raise InvalidLimiter(
+            f"a time zone is for windows by the calendar: align='calendar', timezone={short_repr(timezone)}"
+        )
