@@ -1,0 +1,1 @@
+"""What stands in for the compiled modules of ``forebay.redis``."""
