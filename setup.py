@@ -1,4 +1,7 @@
-"""The compiled modules and the readme; everything else about the package is in pyproject.toml."""
+"""The compiled modules and the readme; everything else about the package is in pyproject.toml.
+
+Without them the wheel is pure Python, py3-none-any: where they can't be built, and with FOREBAY_FALLBACK=1.
+"""
 
 import os
 import platform
@@ -14,10 +17,14 @@ from tempfile import TemporaryDirectory
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
-    raise SystemExit(f"forebay supports 64-bit Linux on x86-64 and aarch64, not {sys.platform} on {platform.machine()}")
-if sys.implementation.name != "cpython":
-    raise SystemExit(f"forebay supports CPython, not {sys.implementation.name}")
+# On Linux a wheel without the compiled core is never built unasked: a server's workers would each count alone.
+IS_PURE = sys.platform != "linux" or os.environ.get("FOREBAY_FALLBACK") == "1"
+ASK = "for development in one process, FOREBAY_FALLBACK=1 builds and uses the pure-Python fallback"
+
+if not IS_PURE and (platform.machine() not in ("x86_64", "aarch64") or sys.maxsize < 2**32):
+    raise SystemExit(f"forebay supports 64-bit Linux on x86-64 and aarch64, not {platform.machine()}; {ASK}")
+if not IS_PURE and sys.implementation.name != "cpython":
+    raise SystemExit(f"forebay supports CPython on Linux, not {sys.implementation.name}; {ASK}")
 
 PACKAGE = Path("src/forebay")
 OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
@@ -104,6 +111,8 @@ setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
     cmdclass={"build_ext": BuildExtensions},
-    ext_modules=extensions,
+    ext_modules=[] if IS_PURE else extensions,
+    # What native code includes: it needs the compiled core.
+    exclude_package_data={"forebay": ["include/*", "c_api.pxd"]} if IS_PURE else {},
     options={"build_ext": {"cython_c_in_temp": True, "parallel": os.cpu_count()}},
 )

@@ -26,7 +26,7 @@ from typing import Final
 
 from forebay.errors import FallbackWarning, NeedsCompiledCore
 
-__all__ = ["native"]
+__all__ = ["native", "need_compiled_core"]
 
 VARIABLE: Final = "FOREBAY_FALLBACK"
 
@@ -60,7 +60,7 @@ STAND_INS: Final = {
 
 WITHOUT_STAND_IN: Final = {
     "forebay.core.c_api": "the C API",
-    "forebay.limits": "the storage for the limits library (for development, take that library's own memory://)",
+    "forebay.limits": "the storage for the limits library, whose memory:// serves for development,",
     "forebay.tuning": "forebay tune",
     "forebay.verification": "forebay verify",
 }
@@ -90,7 +90,7 @@ class StandIns(MetaPathFinder, Loader):
             return ModuleSpec(name, self)
         for package, what in WITHOUT_STAND_IN.items():
             if name == package or name.startswith(package + "."):
-                raise NeedsCompiledCore(f"{what} needs forebay's compiled core, which this process runs without", name=name)
+                need_compiled_core(what, "use it on Linux")
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -115,6 +115,12 @@ def choose() -> bool:
     # Shown where the program imports forebay.
     warnings.warn(WARNING, FallbackWarning, stacklevel=4)
     return False
+
+
+def need_compiled_core(what: str, instead: str) -> None:
+    """Raise ``NeedsCompiledCore`` where the fallback is used. `instead` is the remedy."""
+    if not native:
+        raise NeedsCompiledCore(f"{what} needs forebay's compiled core, which this process runs without: {instead}")
 
 
 native: Final = choose()

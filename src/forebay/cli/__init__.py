@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import sys
 
+from forebay._native import native
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line. Every command exits with 2 if it can't do its work."""
+    if not native:
+        print(
+            "the forebay command reads shared memory and runs the compiled core, and this forebay has neither: run it "
+            "on Linux",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     try:
         import click  # noqa: F401
         import rich  # noqa: F401

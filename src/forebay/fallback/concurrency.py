@@ -49,10 +49,7 @@ class Holding:
         self._limit, self._lease_ns = limit, lease_ns
 
     def take(self, tag: Tag, state: Slots, now_ns: int, charge: Charge) -> Slots | None:
-        held = dict(state.ends_ns)
-        if charge.amount > self._limit - len(held):
-            # A lease that has ended keeps its place until another takes it: so long it can be renewed.
-            held = {number: end_ns for number, end_ns in held.items() if end_ns > now_ns}
+        held = {number: end_ns for number, end_ns in state.ends_ns.items() if end_ns > now_ns}
         if charge.amount > self._limit - len(held):
             return None
         end_ns = now_ns + self._lease_ns

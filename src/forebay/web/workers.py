@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._native import native
 from forebay.core.limiter import Limiter
 from forebay.errors import CountsPerWorkerWarning, UnknownClientsWarning
 from forebay.seldom import Seldom
@@ -32,7 +33,10 @@ _socket_warning: Final = Seldom()
 
 
 def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
-    """Warn once if each of several workers makes a private store, instead of their parent before the fork."""
+    """Warn once if each of several workers makes a private store, instead of their parent before the fork.
+
+    Without the compiled core every store is private.
+    """
     # A store that was made before a fork is shared by all.
     alone = [
         x
@@ -44,11 +48,15 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
     ]
     workers = worker_count() if alone else 1
     if workers > 1 and _warnings_of.setdefault(alone[0].store, Seldom()).is_due():
+        remedy = (
+            f'Name the store, Store("shop", keys={alone[0].store.keys}), or make it before the workers are forked, as '
+            f"by gunicorn --preload"
+            if native
+            else "forebay runs without its compiled core, so no store is shared: start one worker, or run it on Linux"
+        )
         warnings.warn(
             f"limiter {alone[0].name!r} is in a private store of this process, one of {workers} workers: each counts "
-            f"by itself, so together they allow {workers} times the limit. Name the store, "
-            f'Store("shop", keys={alone[0].store.keys}), or make it before the workers are forked, as by '
-            f"gunicorn --preload",
+            f"by itself, so together they allow {workers} times the limit. {remedy}",
             CountsPerWorkerWarning,
             stacklevel=_users_level(),
         )

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias, cast
 
 from forebay import holding
+from forebay._native import need_compiled_core
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.all_of import AllOf
@@ -56,6 +57,7 @@ class LeasedStoreBase:
             )
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of {name} is the host's Store, not {short_repr(host_store)}")
+        need_compiled_core("A leased limit", "for development make the limiters over the RedisStore itself")
         self.redis_store, self.host_store = redis_store, host_store
         self._owns_stores = owns_stores
         self._options = checked_options(lease, share)

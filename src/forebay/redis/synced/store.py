@@ -10,6 +10,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Self, overload
 
+from forebay._native import need_compiled_core
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow, check_align
 from forebay.core.limiter import bound_arguments
@@ -75,6 +76,7 @@ class SyncedStore:
                 "synced limits know keys by their fingerprints only, so a RedisStore with plain_keys=True can't be "
                 "used for them: make one without"
             )
+        need_compiled_core("A synced limit", "for development make the limiters over the RedisStore itself")
         interval_ns = as_period_ns(interval)
         if interval_ns < MIN_INTERVAL_NS:
             raise ValueError(f"the interval of a SyncedStore is at least 10 ms, not {short_repr(interval)}")
