@@ -21,19 +21,22 @@ SUFFIXES: Final = (".py", ".pyi", ".pyx", ".pxd")
 # From the bottom to the top. A module belongs to the longest of these names that it begins with. It imports modules of
 # that name and of lower layers only: the names of one layer do not import each other.
 LAYERS: Final = (
-    ("forebay._version", "forebay.c_api", "forebay.errors", "forebay.headers"),
+    ("forebay._version", "forebay.c_api", "forebay.errors", "forebay.forking", "forebay.host_time"),
+    ("forebay._native",),
     (
-        *("forebay.alive", "forebay.awaited", "forebay.extras", "forebay.flows", "forebay.names", "forebay.rate"),
-        *("forebay.reporting", "forebay.seldom"),
+        *("forebay.alive", "forebay.awaited", "forebay.extras", "forebay.flows", "forebay.headers", "forebay.names"),
+        *("forebay.rate", "forebay.reporting", "forebay.seldom", "forebay.stats"),
     ),
     ("forebay.segment",),
     ("forebay.core.table",),
     ("forebay.calendars", "forebay.clock"),
+    ("forebay.store_options",),
     ("forebay.holding", "forebay.store", "forebay.waiting"),
     ("forebay.core",),
+    ("forebay.fallback",),
     ("forebay.redis", "forebay.testing", "forebay.verification"),
     ("forebay.limits", "forebay.urls", "forebay.web"),
-    ("forebay.benchmarking", "forebay.contrib", "forebay.tuning"),
+    ("forebay.benchmarking", "forebay.contrib", "forebay.fallback.web", "forebay.tuning"),
     ("forebay.cli",),
     ("forebay",),
     ("pytest_forebay",),

@@ -1,12 +1,13 @@
 """Runs the tests on the pure-Python fallback: a pytest plugin for ``ci/fallback``.
 
-What can't hold without the compiled core is named here, each with its reason, and listed at the end of a run. A pattern
-that matches no test fails the run, and so does a skipped test. Everything else runs.
+What can't hold without the compiled core is named here, each with its reason, and listed at the end of a run. In a run
+of whole folders, a name that matches nothing fails the run. Everything else runs, and a skipped test fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -15,8 +16,10 @@ import pytest
 
 import forebay
 
-# By reason: files, not even imported, and patterns of tests' ids.
-FILES: Final = {
+TESTS: Final = Path(__file__).resolve().parents[1]
+
+# By reason: files, which aren't even imported, and patterns of the other tests' ids.
+LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     "the C API, which only the compiled core has": (
         *("unit/test_c_api.py", "unit/test_c_api_all.py", "unit/test_c_api_leases.py", "unit/test_native_headers.py"),
         *("unit/test_native_threads.py", "unit/test_stopped_threads.py"),
@@ -29,64 +32,63 @@ FILES: Final = {
         *("unit/test_layout_generator.py", "unit/test_process_identity.py", "unit/test_verification.py"),
         "unit/test_store_objects.py",
     ),
-    "the compiled modules' machine code and threads": (
+    "the compiled modules: machine code, threads": (
         *("unit/test_compiled_modules.py", "unit/test_threads.py", "unit/test_threads_model.py"),
     ),
-    "the fallback beside the compiled core": ("unit/test_fallback.py", "property/test_fallback_agrees.py"),
+    "programs that choose, and both beside each other: ci/test runs them": (
+        *("unit/test_fallback.py", "property/test_fallback_agrees.py"),
+    ),
+    "leased and synced limits, which need a host's shared memory": ("*[[]leased*", "*[[]synced*"),
 }
-TESTS: Final[dict[str, tuple[str, ...]]] = {
-    "leased and synced limits need a host's shared memory": ("*[[]leased*", "*[[]synced*"),
-}
-TESTS_FOLDER: Final = Path(__file__).resolve().parents[1]
 
-LEFT_OUT = pytest.StashKey[dict[str, int]]()
+MATCHES = pytest.StashKey[Counter[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if forebay.native:
         raise pytest.UsageError("these tests are for the fallback: set FOREBAY_FALLBACK=1")
-    config.stash[LEFT_OUT] = {}
+    config.stash[MATCHES] = Counter()
+
+
+def patterns() -> Iterator[str]:
+    return (pattern for listed in LEFT_OUT.values() for pattern in listed)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    try:
-        name = collection_path.resolve().relative_to(TESTS_FOLDER).as_posix()
-    except ValueError:
-        return None
-    for reason, names in FILES.items():
-        if name in names:
-            config.stash[LEFT_OUT][f"{name}: {reason}"] = 0
-            return True
-    return None
+    found = [name for name in patterns() if collection_path.resolve() == TESTS / name]
+    config.stash[MATCHES].update(found)
+    return True if found else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, left_out = [], []
-    for item in items:
-        found = next(matching(item.nodeid), None)
-        if found is None:
-            kept.append(item)
-            continue
-        left_out.append(item)
-        config.stash[LEFT_OUT][found] = config.stash[LEFT_OUT].get(found, 0) + 1
-    items[:] = kept
+    left_out = []
+    for item in items[:]:
+        name = item.nodeid.removeprefix("tests/")
+        found = next((pattern for pattern in patterns() if fnmatchcase(name, pattern)), None)
+        if found is not None:
+            config.stash[MATCHES][found] += 1
+            left_out.append(item)
+            items.remove(item)
     config.hook.pytest_deselected(items=left_out)
-    unused = [entry for entry in entries() if entry not in config.stash[LEFT_OUT]]
-    if unused and not config.option.keyword and not config.getoption("file_or_dir_given", None):
-        config.stash[UNUSED] = unused
 
 
-UNUSED = pytest.StashKey[list[str]]()
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    is_whole = not config.option.keyword and all(Path(argument).is_dir() for argument in config.args)
+    unused = [pattern for pattern in patterns() if is_whole and not config.stash[MATCHES][pattern]]
+    if (skipped or unused) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for pattern in unused:
+        print(f"\nfallback_plugin.py leaves out {pattern}, which matches no test")
 
 
-def entries() -> Iterable[str]:
-    yield from (f"{name}: {reason}" for reason, names in FILES.items() for name in names)
-    yield from (f"{pattern}: {reason}" for reason, patterns in TESTS.items() for pattern in patterns)
-
-
-def matching(node_id: str) -> Iterable[str]:
-    """The entries that leave a test out."""
-    for reason, patterns in TESTS.items():
-        for pattern in patterns:
-            if fnmatchcase(node_id.removeprefix("tests/"), pattern):
-                yield f"{pattern}: {reason}"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    terminalreporter.section("what the fallback leaves out")
+    for reason, listed in LEFT_OUT.items():
+        for pattern in listed:
+            if count := config.stash[MATCHES][pattern]:
+                what = "file" if pattern.endswith(".py") else f"{count} tests"
+                terminalreporter.write_line(f"{pattern} ({what}): {reason}")

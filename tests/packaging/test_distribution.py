@@ -80,25 +80,50 @@ def test_base_install_has_no_dependencies() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("sys.platform = 'darwin'", "not darwin on"),
-        ("platform.machine = lambda: 'riscv64'", "not linux on riscv64"),
+        ("platform.machine = lambda: 'riscv64'", "not riscv64"),
         ("sys.maxsize = 2**31 - 1", "supports 64-bit Linux"),
-        ("sys.implementation.name = 'pypy'", "supports CPython, not pypy"),
+        ("sys.implementation.name = 'pypy'", "supports CPython on Linux, not pypy"),
     ],
 )
 def test_unsupported_platform_fails_with_one_clear_line(change: str, expected: str) -> None:
-    # Some environments lack setuptools; the error comes before its use.
-    stand_ins = (
-        "sys.modules['setuptools'] = types.SimpleNamespace(Extension=None, setup=None); "
-        "sys.modules['setuptools.command.build_ext'] = types.SimpleNamespace(build_ext=object)"
-    )
-    program = f"import platform, runpy, sys, types; {stand_ins}; {change}; runpy.run_path('setup.py')"
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
-    )
+    result = run_setup(change)
     assert result.returncode == 1
     assert expected in result.stderr
+    assert "FOREBAY_FALLBACK=1" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "modules"),
+    [
+        ("", "some"),
+        ("os.environ['FOREBAY_FALLBACK'] = '1'", "none"),
+        ("sys.platform = 'darwin'", "none"),
+        ("sys.platform = 'win32'; platform.machine = lambda: 'AMD64'", "none"),
+    ],
+)
+def test_modules_are_compiled_on_linux_unless_the_fallback_is_asked_for(change: str, modules: str) -> None:
+    left_out = [] if modules == "some" else ["forebay"]
+    assert run_setup(change).stdout == f"{modules} {left_out}\n"
+
+
+def run_setup(change: str) -> subprocess.CompletedProcess[str]:
+    """Run setup.py after a change; print whether it has modules to compile, and of which packages it leaves out files.
+
+    Some environments lack setuptools.
+    """
+    stand_ins = (
+        "show = lambda ext_modules, exclude_package_data, **others: "
+        "print('some' if ext_modules else 'none', list(exclude_package_data)); "
+        "extension = lambda *args, **kwargs: types.SimpleNamespace(); "
+        "sys.modules['setuptools'] = types.SimpleNamespace(Extension=extension, setup=show); "
+        "sys.modules['setuptools.command.build_ext'] = types.SimpleNamespace(build_ext=object)"
+    )
+    program = f"import os, platform, runpy, sys, types; {stand_ins}; {change}; runpy.run_path('setup.py')"
+    environment = {name: value for name, value in os.environ.items() if name != "FOREBAY_FALLBACK"}
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env={**environment, "LC_ALL": "C"}
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,19 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[str], Make]]] = {
     "slots": (("1s", "1 hour"), lambda lease: lambda of, store: of.Concurrency(store, "a", 4, lease, keys=9)),
     "several": (
         ("3/second", "5/hour"),
-        lambda rate: lambda of, store: of.AllOf(
-            of.TokenBucket(store, "a", rate), of.FixedWindow(store, "b", "4/second"), of.SlidingLog(store, "c", rate, keys=9)
+        lambda rate: (
+            lambda of, store: of.AllOf(
+                of.TokenBucket(store, "a", rate),
+                of.FixedWindow(store, "b", "4/second"),
+                of.SlidingLog(store, "c", rate, keys=9),
+            )
         ),
     ),
     "one state twice": (
         ("3/second",),
-        lambda rate: lambda of, store: of.AllOf(of.TokenBucket(store, "a", rate), of.TokenBucket(store, "a", "5/second")),
+        lambda rate: (
+            lambda of, store: of.AllOf(of.TokenBucket(store, "a", rate), of.TokenBucket(store, "a", "5/second"))
+        ),
     ),
 }
 

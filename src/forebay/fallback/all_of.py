@@ -92,7 +92,8 @@ class AllOf(Made, Reservable):
         now_ns = self._memory.now_ns()
         self.limiters[0].check_open()
         pairs = zip(self.limiters, attempts, strict=True)
-        return all([limiter.check(attempt, now_ns) for limiter, attempt in pairs])
+        results = [limiter.check(attempt, now_ns) for limiter, attempt in pairs]
+        return all(results)
 
     def _decide(self, attempts: list[Attempt], *, at_each: bool = True) -> bool:
         """Charge all limits or none. The denial of the first is counted, unless it is `at_each`."""
@@ -127,9 +128,7 @@ class AllOf(Made, Reservable):
         """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
         return self._decide(self._attempts(key, 1), at_each=False)
 
-    def hit(
-        self, key: Any, cost: Any = 1, *, request_id: Any = None, request_ttl: Duration | None = None
-    ) -> Decision:
+    def hit(self, key: Any, cost: Any = 1, *, request_id: Any = None, request_ttl: Duration | None = None) -> Decision:
         """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
 
         `request_id` and `request_ttl` are those of each limiter's ``hit``: a repeated request with the same id, keys

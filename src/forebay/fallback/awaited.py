@@ -33,7 +33,7 @@ class Awaited(Generic[T_co]):
 
     def __bool__(self) -> NoReturn:
         raise NotAwaited(
-            f"{self._coroutine.__qualname__}() was not awaited: what it returns is neither true nor false before; "
+            f"{self.__qualname__}() was not awaited: what it returns is neither true nor false before; "
             "write await before the call"
         )
 

@@ -109,9 +109,7 @@ class BucketedWindow(CellLimiter):
     buckets: int
     keys: int
 
-    def __init__(
-        self, store: Any, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
-    ) -> None:
+    def __init__(self, store: Any, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None) -> None:
         self.begin(store, name)
         self.rate = as_rate(rate)
         most_buckets = min(layout.MAX_BUCKETS, self.rate.period_ns)

@@ -86,9 +86,7 @@ def mark_tag(limiter: Limiter, request_id: Any, *parts: Any) -> Tag:
     try:
         return ("mark", *limiter.identity, known_key(request_id), *parts)
     except InvalidKey:
-        raise InvalidKey(
-            f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}"
-        ) from None
+        raise InvalidKey(f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
 
 
 def remembers(limiter: Limiter, tag: Tag) -> bool:
@@ -99,7 +97,12 @@ def remembers(limiter: Limiter, tag: Tag) -> bool:
 def insert_mark(limiter: Limiter, tag: Tag, ttl_ns: int) -> None:
     """Remember a request that was charged, unless the store has no room for the mark."""
     limiter.memory.table.decide(
-        tag, limiter.memory.now_ns(), MARKS, Charge(ttl_ns, 0, NO_PARAMS), limiter.store.on_full or "evict", limiter.counts
+        tag,
+        limiter.memory.now_ns(),
+        MARKS,
+        Charge(ttl_ns, 0, NO_PARAMS),
+        limiter.store.on_full or "evict",
+        limiter.counts,
     )
 
 
@@ -221,9 +224,7 @@ class CellLimiter(Limiter):
             verdict.allowed = True
             return self.decision_by(charge, verdict)
 
-    def take_up_to(
-        self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None
-    ) -> int:
+    def take_up_to(self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int:
         """Charge as many permits of `key` as there are, at most `most`, and return how many: 0 is a denial.
 
         `most` may be above the limit. `rate` and `burst` are those of ``hit``. Raises what ``hit`` raises, except
@@ -246,9 +247,7 @@ class CellLimiter(Limiter):
             self.count(taken)
             return count if taken else 0
 
-    def peek(
-        self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
-    ) -> Decision:
+    def peek(self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None) -> Decision:
         """The decision that `hit` with the same arguments would return now. Charges and counts nothing."""
         charge = self.charge_for(cost, self.params_for_call(rate, burst))
         tag = self.tag_of(key)

@@ -89,14 +89,12 @@ class Lease:
     def __init_subclass__(cls) -> None:
         raise TypeError("no class derives from Lease")
 
-    @classmethod
-    def of(cls, limiter: Concurrency, key: Key, numbers: Iterable[int] | None, full: bool) -> Lease:
-        """`numbers` are those of the permits; None if the request was denied."""
-        lease = object.__new__(cls)
-        lease._limiter, lease._key, lease._numbers = limiter, key, set(numbers or ())
-        lease._pid, lease._released = os.getpid(), False
-        lease.allowed, lease.full = numbers is not None, full
-        return lease
+    def begin(self, limiter: Concurrency, key: Key, numbers: Iterable[int] | None, full: bool) -> Self:
+        """Called by a limiter. `numbers` are those of the permits; None if the request was denied."""
+        self._limiter, self._key, self._numbers = limiter, key, set(numbers or ())
+        self._pid, self._released = os.getpid(), False
+        self.allowed, self.full = numbers is not None, full
+        return self
 
     def release(self) -> bool:
         """Give the permits back. Whether they were still held. Does nothing if repeated or after the lease's end."""
@@ -167,9 +165,7 @@ class Concurrency(Limiter):
     lease_ns: int
     keys: int
 
-    def __init__(
-        self, store: Any, name: str, limit: int, lease: Duration = "30s", *, keys: int | None = None
-    ) -> None:
+    def __init__(self, store: Any, name: str, limit: int, lease: Duration = "30s", *, keys: int | None = None) -> None:
         self.begin(store, name)
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= layout.MAX_CONCURRENCY_LIMIT:
             raise InvalidLimiter(
@@ -209,9 +205,7 @@ class Concurrency(Limiter):
         self.check_open()
         before = self.slots(tag).ends_ns
         charge = Charge(cost, 0, self._params)
-        verdict = self.table.decide(
-            tag, now_ns, self._algorithm, charge, self.store.on_full or "evict", self.counts
-        )
+        verdict = self.table.decide(tag, now_ns, self._algorithm, charge, self.store.on_full or "evict", self.counts)
         if not verdict.allowed:
             return verdict, None
         return verdict, [] if verdict.full else [number for number in verdict.state.ends_ns if number not in before]
@@ -273,7 +267,7 @@ class Concurrency(Limiter):
         with self.memory.lock:
             verdict, taken = self.take(tag, permits)
             self.count(verdict.allowed)
-            return Lease.of(self, key, taken, verdict.full)
+            return object.__new__(Lease).begin(self, key, taken, verdict.full)
 
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold[Lease]:
         """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
@@ -460,7 +454,7 @@ def lease_taken(limiter: Concurrency, key: Key, cost: int) -> Lease:
     """A lease for the permits that a ``wait`` of this process has just taken."""
     tag, permits = limiter.tag_of(key), limiter.checked_cost(cost)
     with limiter.memory.lock:
-        return Lease.of(limiter, key, limiter.take_back(tag, permits), False)
+        return object.__new__(Lease).begin(limiter, key, limiter.take_back(tag, permits), False)
 
 
 def words_for(limit: int) -> int:

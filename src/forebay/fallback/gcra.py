@@ -56,7 +56,7 @@ class Gcra(CellAlgorithm):
 
     def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
         params = charge.params
-        ahead_ns = max(verdict.state - verdict.now_ns, 0)
+        ahead_ns = ahead_of(verdict)
         return Outlook(
             max(params.tolerance_ns - ahead_ns, 0),
             params.rate_limit,
@@ -69,11 +69,16 @@ class Gcra(CellAlgorithm):
         charge.room += min(max_wait_ns, self.most_ahead_ns - charge.params.tolerance_ns)
 
     def booked_delay_ns(self, charge: Charge, verdict: Verdict) -> int:
-        return max(verdict.state - verdict.now_ns - charge.params.tolerance_ns, 0)
+        return max(ahead_of(verdict) - charge.params.tolerance_ns, 0)
 
     def refused_delay_ns(self, charge: Charge, verdict: Verdict) -> int:
-        delay_ns: int = verdict.state + charge.amount - verdict.now_ns - charge.params.tolerance_ns
-        return delay_ns
+        return ahead_of(verdict) + charge.amount - charge.params.tolerance_ns
+
+
+def ahead_of(verdict: Verdict) -> int:
+    """How far a state is ahead of now, in ns."""
+    ahead_ns: int = max(verdict.state - verdict.now_ns, 0)
+    return ahead_ns
 
 
 class Queue(Gcra):
@@ -86,12 +91,12 @@ class Queue(Gcra):
 
     def refused_delay_ns(self, charge: Charge, verdict: Verdict) -> int:
         """The time until its departure, if that would be too late; else until the queue has room."""
-        ahead_ns: int = verdict.state - verdict.now_ns
+        ahead_ns = ahead_of(verdict)
         return ahead_ns if ahead_ns > charge.max_wait_ns else ahead_ns + charge.amount - charge.params.tolerance_ns
 
     def booked_delay_ns(self, charge: Charge, verdict: Verdict) -> int:
         """The time until all earlier requests have departed."""
-        return max(verdict.state - verdict.now_ns - charge.amount, 0)
+        return max(ahead_of(verdict) - charge.amount, 0)
 
 
 class GcraLimiter(CellLimiter):

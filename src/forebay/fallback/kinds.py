@@ -35,4 +35,4 @@ for kind in (
 ):  # fmt: skip
     kind.__init_subclass__ = classmethod(_refuse)  # type: ignore[assignment]
     # inspect and help() would find that of __new__.
-    kind.__signature__ = signature_of(kind)  # type: ignore[attr-defined]
+    kind.__signature__ = signature_of(kind)

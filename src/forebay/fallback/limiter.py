@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from functools import lru_cache
-from inspect import Signature
+from inspect import Parameter, Signature
 from typing import Any, ClassVar, NoReturn, Self
 
 from forebay import waiting
@@ -25,10 +25,9 @@ __all__ = ["Attempt", "Limiter", "Made", "bound_arguments", "signature_of"]
 
 @lru_cache
 def signature_of(kind: type) -> Signature:
-    """The parameters of a limiter of this class."""
-    signature = inspect.signature(kind.__init__)  # type: ignore[misc]
-    _, *parameters = signature.parameters.values()
-    return signature.replace(parameters=parameters)
+    """The parameters of a limiter of this class, without annotations: the compiled classes have none."""
+    _, *parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    return Signature([parameter.replace(annotation=Parameter.empty) for parameter in parameters])
 
 
 def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
@@ -46,6 +45,8 @@ class Made:
     ``TokenBucket(store, ...)`` is a ``TokenBucket`` if the store is a ``Store``. Every other store has a method
     ``make_limiter``, and the constructor returns what that method returns.
     """
+
+    __signature__: ClassVar[Signature]
 
     is_made = False
     """Whether the constructor has ended: from then on no attribute changes."""
@@ -104,7 +105,7 @@ class Limiter(Made, Reservable):
     identity: Tag
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if "store" not in signature_of(cls).parameters:
+        if "store" not in inspect.signature(cls.__init__).parameters:
             raise TypeError(f"{cls.__name__} is a base of the limiters: use TokenBucket or another one")
         return super().__new__(cls, *args, **kwargs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-
 from collections.abc import Callable
 from inspect import Signature
 from typing import Any, ClassVar, NoReturn, final

@@ -96,9 +96,9 @@ class Store:
                 SegmentSizeWarning,
                 stacklevel=2,
             )
-        self._attach(name, memory, on_full, clock)
+        self.attach(name, memory, on_full, clock)
 
-    def _attach(self, name: str, memory: Memory, on_full: str | None, clock: object) -> None:
+    def attach(self, name: str, memory: Memory, on_full: str | None, clock: object) -> None:
         self.name, self.path, self.keys, self.on_full = name, None, memory.keys, on_full
         self.manual_clock = clock if isinstance(clock, ManualClock) else None
         self.names = LimiterNames()
@@ -119,7 +119,7 @@ class Store:
         """A store without a name, which shares its state with no other."""
         check_options(keys, on_full, clock)
         store = cls.__new__(cls)
-        store._attach("private", Memory("private", keys, _clock_kind(clock)), on_full, clock)
+        store.attach("private", Memory("private", keys, _clock_kind(clock)), on_full, clock)
         return store
 
     @staticmethod

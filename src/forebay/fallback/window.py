@@ -298,13 +298,13 @@ class WindowLimiter(CellLimiter):
 
     def rate_of_call(self, rate: Any) -> Rate:
         """The rate that was given for one call, checked."""
-        rate = as_rate(rate)
-        if rate.period_ns != self.params.period_ns:
+        rate_of_call = as_rate(rate)
+        if rate_of_call.period_ns != self.params.period_ns:
             raise InvalidLimiter(
                 f"{self!r} counts in windows of its own period, so the rate for one call must have the same, which "
-                f"{rate} has not"
+                f"{rate_of_call} has not"
             )
-        return rate
+        return rate_of_call
 
     def params_for_call(self, rate: Any, burst: Any) -> LimitParams:
         if burst is not None:

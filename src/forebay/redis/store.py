@@ -21,8 +21,8 @@ from forebay.core.all_of import AllOf
 from forebay.core.cell_limiter import CellLimiter
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.names import LimiterNames
 from forebay.host_time import host_ns
+from forebay.names import LimiterNames
 from forebay.rate import Duration
 from forebay.redis.algorithms import Gcra
 from forebay.redis.async_executor import AsyncExecutor

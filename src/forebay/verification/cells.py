@@ -11,8 +11,8 @@ from forebay.core.audit import LATEST_NS, Counts, look_at_cells, look_at_words
 from forebay.rate import MAX_PERIOD_NS
 from forebay.segment import layout
 from forebay.segment.extents import Purpose
-from forebay.segment.sizes import CELLS_PER_GROUP
 from forebay.segment.limiter_list import ALGORITHM_NAMES
+from forebay.segment.sizes import CELLS_PER_GROUP
 from forebay.verification.extent_list import KnownExtent
 from forebay.verification.findings import LOOKS, PAUSE_S, Findings
 from forebay.verification.mapped_segment import MEANWHILE_NS, MappedSegment

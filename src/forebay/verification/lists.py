@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from forebay.core.audit import LATEST_NS, keyed_hash
 from forebay.segment import layout
-from forebay.segment.sizes import BYTES_PER_KEY
 from forebay.segment.limiter_list import ALGORITHM_NAMES, LIST_BYTES, ListedLimiter, labels_of, listed_limiters
+from forebay.segment.sizes import BYTES_PER_KEY
 from forebay.verification.findings import Finding, damage, note
 from forebay.verification.mapped_segment import MappedSegment
 

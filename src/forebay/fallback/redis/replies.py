@@ -73,7 +73,7 @@ class ReplySizes:
         kind = self._line[:1]
         if kind in WITH_LENGTH:
             digits = self._line[1:].removesuffix(b"\r\n" if ended else b"\r").removeprefix(b"-")
-            if len(digits) > MOST_DIGITS or (digits or ended) and not digits.isdigit():
+            if len(digits) > MOST_DIGITS or ((digits or ended) and not digits.isdigit()):
                 _refuse("a length that isn't one")
         if not ended:
             return
