@@ -38,6 +38,7 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     "programs that choose, and both beside each other: ci/test runs them": (
         *("unit/test_fallback.py", "property/test_fallback_agrees.py"),
     ),
+    "a forked child has a copy of the state, and counts apart": ("behaviour/test_worked_examples.py::*forked child]",),
     "leased and synced limits, which need a host's shared memory": ("*[[]leased*", "*[[]synced*"),
 }
 

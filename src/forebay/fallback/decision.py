@@ -64,7 +64,8 @@ class Decision:
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("a Decision is immutable")
 
-    __delattr__ = __setattr__  # type: ignore[assignment]
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError("a Decision is immutable")
 
     @property
     def reason(self) -> Literal["limit", "no room"] | None:
