@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable
 from inspect import Signature
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeVar, final
 
 from forebay import holding, waiting
@@ -27,39 +27,36 @@ __all__ = ["Concurrency", "Lease", "default_keys", "lease_taken", "words_for"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_WORDS: Final = 2**16
+# When the number of keys with unleased permits is this or twice as much and so on, those that have ended are forgotten.
+SWEEP_AT_LEAST: Final = 2**10
 
 
 class Slots(NamedTuple):
-    """The permits of a key that are held: when the lease of each ends, by its number."""
+    """The permits of a key that are held."""
 
     forget_ns: int
-    """When the last lease ends: from then on the key may be forgotten."""
-    ends_ns: MappingProxyType[int, int]
+    """From when on the key may be forgotten: no lease ends later."""
+    ends_ns: dict[int, int]
+    """When the lease of each permit ends, by its number. One that has ended stays until another is taken."""
 
 
 _numbers: Final = itertools.count(1)
 
 
-class Holding:
-    """A charge is so many permits for a lease, and is allowed if as many are free. See ``memory.Algorithm``."""
+class Touch:
+    """Keeps a key until the end of a lease that begins now; always allowed. See ``memory.Algorithm``."""
 
-    fresh = Slots(0, MappingProxyType({}))
+    fresh: Any = None
 
-    def __init__(self, limit: int, lease_ns: int) -> None:
-        self._limit, self._lease_ns = limit, lease_ns
+    def __init__(self, lease_ns: int) -> None:
+        self._lease_ns = lease_ns
 
-    def take(self, tag: Tag, state: Slots, now_ns: int, charge: Charge) -> Slots | None:
-        held = {number: end_ns for number, end_ns in state.ends_ns.items() if end_ns > now_ns}
-        if charge.amount > self._limit - len(held):
-            return None
+    def take(self, tag: Tag, state: Slots | None, now_ns: int, charge: Charge) -> Slots:
         end_ns = now_ns + self._lease_ns
-        held.update(dict.fromkeys(itertools.islice(_numbers, charge.amount), end_ns))
-        return Slots(max(state.forget_ns, end_ns), MappingProxyType(held))
+        return Slots(end_ns, {}) if state is None else Slots(max(state.forget_ns, end_ns), state.ends_ns)
 
-    def give_back(self, tag: Tag, state: Slots, now_ns: int, charge: Charge) -> Slots | None:
-        """The permits of these numbers."""
-        held = {number: end_ns for number, end_ns in state.ends_ns.items() if number not in charge.charged_state}
-        return Slots(state.forget_ns, MappingProxyType(held)) if len(held) < len(state.ends_ns) else None
+    def give_back(self, tag: Tag, state: Slots, now_ns: int, charge: Charge) -> None:
+        """Permits are freed by their numbers."""
 
     def expiry_ns(self, state: Slots) -> int:
         return state.forget_ns
@@ -173,8 +170,8 @@ class Concurrency(Limiter):
             )
         self.limit, self.lease_ns = limit, as_period_ns(lease)
         shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), name)
-        self._params = LimitParams(limit, limit, 1)
-        self._algorithm = Holding(limit, self.lease_ns)
+        self._touch = Touch(self.lease_ns)
+        self._charge = Charge(1, 0, LimitParams(limit, limit, 1))
         # By tag, what was taken without a lease object: numbers and the ends of leases, oldest first.
         self._unleased: dict[Tag, list[tuple[int, int]]] = {}
         encoding = f"concurrency {limit}"
@@ -195,53 +192,75 @@ class Concurrency(Limiter):
             raise CostExceedsLimit(cost, self.limit, self.name)
         return permits
 
-    def slots(self, tag: Tag) -> Slots:
+    def ends_ns(self, tag: Tag) -> dict[int, int]:
+        """When the lease of each permit of a key ends, by its number."""
         found: Slots | None = self.table.find(tag)
-        return self._algorithm.fresh if found is None else found
+        return {} if found is None else found.ends_ns
+
+    def has_room(self, ends_ns: dict[int, int], cost: int, now_ns: int) -> bool:
+        """Whether so many permits are free."""
+        if cost <= self.limit - len(ends_ns):
+            return True
+        return cost <= self.limit - sum(end_ns > now_ns for end_ns in ends_ns.values())
 
     def take(self, tag: Tag, cost: int) -> tuple[Verdict, list[int] | None]:
         """Take permits, all or none. Returns their numbers, or None; none if the table is full and allows it."""
         now_ns = self.memory.now_ns()
         self.check_open()
-        before = self.slots(tag).ends_ns
-        charge = Charge(cost, 0, self._params)
-        verdict = self.table.decide(tag, now_ns, self._algorithm, charge, self.store.on_full or "evict", self.counts)
-        if not verdict.allowed:
+        on_full = self.store.on_full or "evict"
+        verdict = self.table.decide(tag, now_ns, self._touch, self._charge, on_full, self.counts)
+        if verdict.full:
+            return verdict, [] if verdict.allowed else None
+        ends_ns: dict[int, int] = verdict.state.ends_ns
+        if not self.has_room(ends_ns, cost, now_ns):
+            verdict.allowed = False
             return verdict, None
-        return verdict, [] if verdict.full else [number for number in verdict.state.ends_ns if number not in before]
+        # The oldest come first, so this rarely looks at more than those that have ended.
+        ended = list(itertools.takewhile(lambda number: ends_ns[number] <= now_ns, ends_ns))
+        if cost > self.limit - len(ends_ns) + len(ended):
+            ended = [number for number, end_ns in ends_ns.items() if end_ns <= now_ns]
+        for number in ended:
+            del ends_ns[number]
+        taken = list(itertools.islice(_numbers, cost))
+        ends_ns.update(dict.fromkeys(taken, now_ns + self.lease_ns))
+        return verdict, taken
 
     def free(self, tag: Tag, numbers: Iterable[int]) -> bool:
         """Free permits. Whether any of them was held."""
-        charge = Charge(0, 0, self._params, charged_state=frozenset(numbers))
-        return self.table.give_back(tag, self.memory.now_ns(), self._algorithm, charge)
+        ends_ns = self.ends_ns(tag)
+        freed = [ends_ns.pop(number, None) for number in numbers]
+        return any(end_ns is not None for end_ns in freed)
 
     def restart(self, tag: Tag, numbers: set[int]) -> bool:
         """Restart the leases of permits. Whether all of them were held."""
-        now_ns = self.memory.now_ns()
+        now_ns, ends_ns = self.memory.now_ns(), self.ends_ns(tag)
         self.check_open()
-        slots = self.slots(tag)
-        renewed = dict.fromkeys(numbers & slots.ends_ns.keys(), now_ns + self.lease_ns)
-        if renewed:
-            ends_ns = MappingProxyType({**slots.ends_ns, **renewed})
-            self.table.put(tag, Slots(now_ns + self.lease_ns, ends_ns), self._algorithm)
-        return len(renewed) == len(numbers)
+        held = [number for number in numbers if number in ends_ns]
+        if held:
+            ends_ns.update(dict.fromkeys(held, now_ns + self.lease_ns))
+            before: Slots = self.table.find(tag)
+            self.table.put(tag, Slots(max(before.forget_ns, now_ns + self.lease_ns), ends_ns), self._touch)
+        return len(held) == len(numbers)
 
     def take_unleased(self, tag: Tag, cost: int) -> Verdict:
         """Take permits that come back by a refund."""
         verdict, taken = self.take(tag, cost)
         if taken:
             held = self._unleased.setdefault(tag, [])
-            held.extend((number, verdict.state.ends_ns[number]) for number in taken)
-            for other in list(self._unleased):
-                self._trim(other, verdict.now_ns)
+            held.extend((number, verdict.now_ns + self.lease_ns) for number in taken)
+            self._trim(tag, verdict.now_ns)
+            if len(self._unleased) >= SWEEP_AT_LEAST and len(self._unleased).bit_count() == 1:
+                for other in list(self._unleased):
+                    self._trim(other, verdict.now_ns)
         return verdict
 
     def _trim(self, tag: Tag, now_ns: int) -> None:
         """Forget the unleased permits whose lease has ended."""
-        left = [permit for permit in self._unleased.get(tag, ()) if permit[1] > now_ns]
-        if left:
-            self._unleased[tag] = left
-        else:
+        held = self._unleased.get(tag, [])
+        # Oldest first.
+        ended = next((place for place, (_, end_ns) in enumerate(held) if end_ns > now_ns), len(held))
+        del held[:ended]
+        if not held:
             self._unleased.pop(tag, None)
 
     def take_back(self, tag: Tag, cost: int) -> list[int]:
@@ -329,7 +348,7 @@ class Concurrency(Limiter):
 
     def decision(self, tag: Tag, now_ns: int, cost: int, allowed: bool | None, full: bool = False) -> Decision:
         """The Decision for the current slots. With `allowed` None, it allows if `cost` permits are free."""
-        ends_ns = sorted(end_ns for end_ns in self.slots(tag).ends_ns.values() if end_ns > now_ns)
+        ends_ns = sorted(end_ns for end_ns in self.ends_ns(tag).values() if end_ns > now_ns)
         available = self.limit - len(ends_ns)
         if allowed is None:
             allowed = available >= cost
@@ -407,13 +426,20 @@ class Concurrency(Limiter):
 
     def _free_unleased(self, tag: Tag, cost: int, until_ns: int | None) -> int:
         """Free up to `cost` of the unleased permits; return the number that is missing."""
+        held = self._unleased.get(tag, [])
+        place = 0
         # Oldest first: the permits that are left may last longer than necessary, but never shorter.
-        for permit in self._unleased.get(tag, ())[:]:
-            if cost > 0 and until_ns in (None, permit[1]):
-                self._unleased[tag].remove(permit)
-                was_held = self.free(tag, [permit[0]])
-                # A permit that a reset or the loss of the key's state took away doesn't count: the next one is freed.
-                cost -= was_held or until_ns is not None
+        while cost > 0 and place < len(held):
+            number, end_ns = held[place]
+            if until_ns not in (None, end_ns):
+                place += 1
+                continue
+            del held[place]
+            was_held = self.free(tag, [number])
+            # A permit that a reset or the loss of the key's state took away doesn't count: the next one is freed.
+            cost -= was_held or until_ns is not None
+        if not held:
+            self._unleased.pop(tag, None)
         return cost
 
     def reset(self, key: Key) -> None:
@@ -422,17 +448,17 @@ class Concurrency(Limiter):
         with self.memory.lock:
             self.memory.now_ns()
             self.check_open()
-            self.free(tag, self.slots(tag).ends_ns)
+            self.free(tag, list(self.ends_ns(tag)))
         waiting.released(self, key)
 
     def attempt_for(self, key: Any, cost: Any) -> Attempt:
         attempt = Attempt()
         attempt.tag = self.tag_of(key)
-        attempt.charge = Charge(self.checked_cost(cost), 0, self._params)
+        attempt.charge = Charge(self.checked_cost(cost), 0, self._charge.params)
         return attempt
 
     def check(self, attempt: Attempt, now_ns: int) -> bool:
-        allowed = self._algorithm.take(attempt.tag, self.slots(attempt.tag), now_ns, attempt.charge) is not None
+        allowed = self.has_room(self.ends_ns(attempt.tag), attempt.charge.amount, now_ns)
         attempt.verdict = Verdict(attempt.tag, now_ns, None, allowed)
         return allowed
 
