@@ -17,24 +17,24 @@ from forebay import (
 
 with Store("shop", keys=100) as store:
     limiters = [
-        TokenBucket(store, "bucket", "2/hour"),
-        TokenBucket(store, "initial", "3/hour", initial=2),
-        TokenBucket(store, "interval", "2/hour", refill="interval"),
-        LeakyBucket(store, "queue", "2/hour", 2),
-        FixedWindow(store, "fixed", "2/hour"),
-        FixedWindow(store, "first", "2/hour", "first"),
-        FixedWindow(store, "stagger", "2/hour", "stagger"),
-        SlidingWindow(store, "sliding", "2/hour"),
-        BucketedWindow(store, "bucketed", "2/hour", 6),
-        SlidingLog(store, "log", "2/hour", keys=5),
+        TokenBucket(store, "bucket", "2/year"),
+        TokenBucket(store, "initial", "3/year", initial=2),
+        TokenBucket(store, "interval", "2/year", refill="interval"),
+        FixedWindow(store, "fixed", "2/year"),
+        FixedWindow(store, "first", "2/year", "first"),
+        FixedWindow(store, "stagger", "2/year", "stagger"),
+        SlidingWindow(store, "sliding", "2/year"),
+        BucketedWindow(store, "bucketed", "2/year", 6),
+        SlidingLog(store, "log", "2/year", keys=5),
         Concurrency(store, "slots", 2),
-        AllOf(TokenBucket(store, "one", "2/hour"), FixedWindow(store, "two", "5/hour")),
+        AllOf(TokenBucket(store, "one", "2/year"), FixedWindow(store, "two", "5/year")),
     ]
     for limiter in limiters:
         assert limiter.wait("k"), limiter
         assert asyncio.run(limiter.wait_async("k")), limiter
         assert not limiter.allow("k"), limiter
         assert limiter.hit("k").retry_after > 0, limiter
-    assert [MinInterval(store, "gap", "1h").allow("k") for _ in range(2)] == [True, False]
-    assert store.stats().total.denied == 26
+    assert [MinInterval(store, "gap", "1 year").allow("k") for _ in range(2)] == [True, False]
+    assert [LeakyBucket(store, "queue", "2/year", 2).allow("k") for _ in range(3)] == [True, True, False]
+    assert store.stats().total.allowed == 3 + 2 * (len(limiters) + 1)
 Store.unlink("shop")

@@ -49,6 +49,7 @@ class LeasedStoreBase:
     executor: LeaseExecutor | AsyncLeaseExecutor
 
     def __init__(self, redis_store: Any, host_store: Store, lease: Duration, share: float, owns_stores: bool) -> None:
+        need_compiled_core("A leased limit", "for development make the limiters over the RedisStore itself")
         name = type(self).__name__
         if not isinstance(redis_store, self._redis_kind):
             raise TypeError(
@@ -57,7 +58,6 @@ class LeasedStoreBase:
             )
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of {name} is the host's Store, not {short_repr(host_store)}")
-        need_compiled_core("A leased limit", "for development make the limiters over the RedisStore itself")
         self.redis_store, self.host_store = redis_store, host_store
         self._owns_stores = owns_stores
         self._options = checked_options(lease, share)

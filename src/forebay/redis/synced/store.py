@@ -64,6 +64,7 @@ class SyncedStore:
         keys: int,
         owns_stores: bool = False,
     ) -> None:
+        need_compiled_core("A synced limit", "for development make the limiters over the RedisStore itself")
         if not isinstance(redis_store, RedisStore):
             raise TypeError(
                 f"the first argument of SyncedStore is a RedisStore, not {redacted_repr(redis_store)}: a thread of its "
@@ -76,7 +77,6 @@ class SyncedStore:
                 "synced limits know keys by their fingerprints only, so a RedisStore with plain_keys=True can't be "
                 "used for them: make one without"
             )
-        need_compiled_core("A synced limit", "for development make the limiters over the RedisStore itself")
         interval_ns = as_period_ns(interval)
         if interval_ns < MIN_INTERVAL_NS:
             raise ValueError(f"the interval of a SyncedStore is at least 10 ms, not {short_repr(interval)}")
