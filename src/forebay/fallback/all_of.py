@@ -87,36 +87,36 @@ class AllOf(Made, Reservable):
         parts = zip(self.limiters, keys, costs, strict=True)
         return [limiter.attempt_for(its_key, its_cost) for limiter, its_key, its_cost in parts]
 
-    def _check(self, attempts: list[Attempt]) -> bool:
+    def _now_ns(self) -> int:
+        return self.limiters[0].open_now_ns()
+
+    def _check(self, attempts: list[Attempt], now_ns: int) -> bool:
         """Whether all limits would allow the request. Checks each."""
-        now_ns = self._memory.now_ns()
-        self.limiters[0].check_open()
         pairs = zip(self.limiters, attempts, strict=True)
         results = [limiter.check(attempt, now_ns) for limiter, attempt in pairs]
         return all(results)
 
-    def _decide(self, attempts: list[Attempt], *, at_each: bool = True) -> bool:
+    def _decide(self, attempts: list[Attempt], now_ns: int, *, at_each: bool = True) -> bool:
         """Charge all limits or none. The denial of the first is counted, unless it is `at_each`."""
         pairs = list(zip(self.limiters, attempts, strict=True))
-        with self._memory.lock:
-            allowed = self._check(attempts)
-            charged = 0
-            while allowed and charged < len(pairs):
-                limiter, attempt = pairs[charged]
-                # Several limiters may have one state: then a charge may leave no room for the next.
-                allowed = limiter.commit(attempt, attempt.verdict.now_ns)
-                charged += allowed
-            if not allowed:
-                for limiter, attempt in reversed(pairs[:charged]):
-                    limiter.roll_back(attempt)
-            for limiter, attempt in pairs:
-                if allowed:
-                    limiter.counts.allowed += 1
-                elif not attempt.verdict.allowed:
-                    limiter.counts.denied += 1
-                    if not at_each:
-                        break
-            return allowed
+        allowed = self._check(attempts, now_ns)
+        charged = 0
+        while allowed and charged < len(pairs):
+            limiter, attempt = pairs[charged]
+            # Several limiters may have one state: then a charge may leave no room for the next.
+            allowed = limiter.commit(attempt, now_ns)
+            charged += allowed
+        if not allowed:
+            for limiter, attempt in reversed(pairs[:charged]):
+                limiter.roll_back(attempt, now_ns)
+        for limiter, attempt in pairs:
+            if allowed:
+                limiter.counts.allowed += 1
+            elif not attempt.verdict.allowed:
+                limiter.counts.denied += 1
+                if not at_each:
+                    break
+        return allowed
 
     def _decisions(self, attempts: list[Attempt]) -> list[Decision]:
         return [limiter.decision_on(attempt) for limiter, attempt in zip(self.limiters, attempts, strict=True)]
@@ -126,7 +126,9 @@ class AllOf(Made, Reservable):
 
     def allow(self, key: Any, /) -> bool:
         """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
-        return self._decide(self._attempts(key, 1), at_each=False)
+        attempts = self._attempts(key, 1)
+        with self._memory.lock:
+            return self._decide(attempts, self._now_ns(), at_each=False)
 
     def hit(self, key: Any, cost: Any = 1, *, request_id: Any = None, request_ttl: Duration | None = None) -> Decision:
         """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
@@ -142,7 +144,7 @@ class AllOf(Made, Reservable):
             raise ttl_without_id(request_ttl)
         attempts = self._attempts(key, cost)
         with self._memory.lock:
-            return self._binding(attempts, self._decide(attempts))
+            return self._binding(attempts, self._decide(attempts, self._now_ns()))
 
     def _marking(self) -> CellLimiter:
         """The limiter that counts what happens to marks. Raises if the limits can't remember requests."""
@@ -161,20 +163,20 @@ class AllOf(Made, Reservable):
         ttl_ns = as_period_ns(request_ttl)
         attempts = self._attempts(key, [whole_cost(its_cost) for its_cost in self._each(cost)])
         with self._memory.lock:
+            now_ns = self._now_ns()
             if not any(attempt.charge.amount for attempt in attempts):
-                return self._binding(attempts, self._decide(attempts))
+                return self._binding(attempts, self._decide(attempts, now_ns))
             mark = self._mark(marking, request_id, attempts)
-            marking.check_open()
-            if not remembers(marking, mark):
-                allowed = self._decide(attempts)
+            if not remembers(marking, mark, now_ns):
+                allowed = self._decide(attempts, now_ns)
                 if allowed:
-                    insert_mark(marking, mark, ttl_ns)
+                    insert_mark(marking, mark, now_ns, ttl_ns)
                 return self._binding(attempts, allowed)
             for limiter in self.limiters:
                 limiter.counts.allowed += 1
             # Charged before: the decision of a request of cost 0, but always allowed.
             attempts = self._attempts(key, 0)
-            self._check(attempts)
+            self._check(attempts, now_ns)
             for attempt in attempts:
                 attempt.verdict.allowed = True
             return self._binding(attempts, True)
@@ -190,14 +192,14 @@ class AllOf(Made, Reservable):
         """
         attempts = self._attempts(key, cost)
         with self._memory.lock:
-            self._decide(attempts)
+            self._decide(attempts, self._now_ns())
             return self._decisions(attempts)
 
     def peek(self, key: Any, cost: Any = 1) -> Decision:
         """The decision that ``hit`` would return now. Charges and counts nothing."""
         attempts = self._attempts(key, cost)
         with self._memory.lock:
-            return self._binding(attempts, self._check(attempts))
+            return self._binding(attempts, self._check(attempts, self._now_ns()))
 
     def allow_many(self, keys: Iterable[Any], costs: Iterable[Any] | None = None) -> list[bool]:
         """Decide a batch in order: a list of bools, one per key. Takes keys and costs as ``hit`` does.
@@ -206,15 +208,20 @@ class AllOf(Made, Reservable):
         """
         listed = keys_of(keys)
         listed_costs = costs_of(costs, len(listed))
-        pairs = zip(listed, listed_costs, strict=True)
-        return [self._decide(self._attempts(key, cost), at_each=False) for key, cost in pairs]
+        allowed = []
+        for key, cost in zip(listed, listed_costs, strict=True):
+            attempts = self._attempts(key, cost)
+            with self._memory.lock:
+                allowed.append(self._decide(attempts, self._now_ns(), at_each=False))
+        return allowed
 
     def reserve_all(self, key: Any, cost: Any) -> tuple[Reservation, list[Decision]]:
         """A reservation, and the decision of each limiter."""
         keys = self._each(key)
         attempts = self._attempts(key, cost)
         with self._memory.lock:
-            allowed = self._decide(attempts)
+            now_ns = self._now_ns()
+            allowed = self._decide(attempts, now_ns)
             undo: list[Callable[[], object]] = []
             for limiter, its_key, attempt in zip(self.limiters, keys, attempts, strict=True):
                 # A request that was allowed because the table was full has left no charge.
@@ -222,7 +229,6 @@ class AllOf(Made, Reservable):
                     undo.insert(0, _undo_of(limiter, its_key, attempt))
             decisions = self._decisions(attempts)
             bound = _bound(decisions, allowed)
-            now_ns = attempts[0].verdict.now_ns
             cancel = partial(_do_each, undo) if allowed else None
             return reservation_of(allowed, now_ns, bound.retry_after_ns, cancel, full=bound.full), decisions
 
@@ -273,8 +279,7 @@ class AllOf(Made, Reservable):
                 # No single request can have charged that much.
                 return
             with self._memory.lock:
-                marking.check_open()
-                if not remove_mark(marking, self._mark(marking, request_id, attempts)):
+                if not remove_mark(marking, self._mark(marking, request_id, attempts), self._now_ns()):
                     return
         pairs = zip(self.limiters, self._each(key), costs, strict=True)
         _do_each([partial(limiter.refund, its_key, its_cost) for limiter, its_key, its_cost in pairs])  # type: ignore[attr-defined]

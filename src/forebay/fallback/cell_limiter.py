@@ -89,30 +89,29 @@ def mark_tag(limiter: Limiter, request_id: Any, *parts: Any) -> Tag:
         raise InvalidKey(f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
 
 
-def remembers(limiter: Limiter, tag: Tag) -> bool:
+def remembers(limiter: Limiter, tag: Tag, now_ns: int) -> bool:
     until_ns = limiter.memory.table.find(tag)
-    return until_ns is not None and until_ns > limiter.memory.now_ns()
+    return until_ns is not None and until_ns > now_ns
 
 
-def insert_mark(limiter: Limiter, tag: Tag, ttl_ns: int) -> None:
+def insert_mark(limiter: Limiter, tag: Tag, now_ns: int, ttl_ns: int) -> None:
     """Remember a request that was charged, unless the store has no room for the mark."""
-    limiter.memory.table.decide(
-        tag,
-        limiter.memory.now_ns(),
-        MARKS,
-        Charge(ttl_ns, 0, NO_PARAMS),
-        limiter.store.on_full or "evict",
-        limiter.counts,
-    )
+    charge, on_full = Charge(ttl_ns, 0, NO_PARAMS), limiter.store.on_full or "evict"
+    limiter.memory.table.decide(tag, now_ns, MARKS, charge, on_full, limiter.counts)
 
 
-def remove_mark(limiter: Limiter, tag: Tag) -> bool:
+def remove_mark(limiter: Limiter, tag: Tag, now_ns: int) -> bool:
     """Forget a request. False if it was not remembered any more."""
-    return limiter.memory.table.give_back(tag, limiter.memory.now_ns(), MARKS, Charge(0, 0, NO_PARAMS))
+    return limiter.memory.table.give_back(tag, now_ns, MARKS, Charge(0, 0, NO_PARAMS))
 
 
 def whole_cost(cost: Any) -> int:
     return min(cost_of(cost), 2**63 - 1)
+
+
+def charge_left(charge: Charge, verdict: Verdict) -> Charge:
+    """A charge to be given back."""
+    return Charge(charge.amount, 0, charge.params, charged_state=verdict.state)
 
 
 class CellLimiter(Limiter):
@@ -159,12 +158,12 @@ class CellLimiter(Limiter):
     def decide_and_count(self, tag: Tag, charge: Charge) -> Verdict:
         """Decide a request. One of cost 0 changes no state, but is counted."""
         with self.memory.lock:
-            now_ns = self.memory.now_ns()
-            # Last, because Python's clock may be code of a test that closes the store.
-            self.check_open()
-            verdict = self.decide(tag, charge, now_ns) if charge.amount else self.look(tag, charge, now_ns)
-            self.count(verdict.allowed)
-            return verdict
+            return self.decide_now(tag, charge, self.open_now_ns())
+
+    def decide_now(self, tag: Tag, charge: Charge, now_ns: int) -> Verdict:
+        verdict = self.decide(tag, charge, now_ns) if charge.amount else self.look(tag, charge, now_ns)
+        self.count(verdict.allowed)
+        return verdict
 
     def count(self, allowed: bool) -> None:
         if allowed:
@@ -211,16 +210,16 @@ class CellLimiter(Limiter):
         mark = mark_tag(self, request_id, tag, charge.amount)
         ttl_ns = as_period_ns(request_ttl)
         with self.memory.lock:
-            self.check_open()
-            if not remembers(self, mark):
-                verdict = self.decide_and_count(tag, charge)
+            now_ns = self.open_now_ns()
+            if not remembers(self, mark, now_ns):
+                verdict = self.decide_now(tag, charge, now_ns)
                 if verdict.allowed:
-                    insert_mark(self, mark, ttl_ns)
+                    insert_mark(self, mark, now_ns, ttl_ns)
                 return self.decision_by(charge, verdict)
             self.count(True)
             # Charged before: the decision of a request of cost 0, but always allowed.
             charge = Charge(0, charge.room + charge.amount, charge.params)
-            verdict = self.look(tag, charge, self.memory.now_ns())
+            verdict = self.look(tag, charge, now_ns)
             verdict.allowed = True
             return self.decision_by(charge, verdict)
 
@@ -234,11 +233,9 @@ class CellLimiter(Limiter):
         wanted = min(whole_cost(most), params.limit)
         tag = self.tag_of(key)
         with self.memory.lock:
-            self.check_open()
+            now_ns = self.open_now_ns()
             if wanted == 0:
                 return 0
-            now_ns = self.memory.now_ns()
-            self.check_open()
             nothing = self.algorithm.charge(0, params)
             seen = self.look(tag, nothing, now_ns)
             seen.allowed = True
@@ -252,8 +249,7 @@ class CellLimiter(Limiter):
         charge = self.charge_for(cost, self.params_for_call(rate, burst))
         tag = self.tag_of(key)
         with self.memory.lock:
-            now_ns = self.memory.now_ns()
-            self.check_open()
+            now_ns = self.open_now_ns()
             return self.decision_by(charge, self.look(tag, charge, now_ns))
 
     def reserve(
@@ -291,13 +287,12 @@ class CellLimiter(Limiter):
 
     def undo(self, tag: Tag, charge: Charge, verdict: Verdict) -> Callable[[], object]:
         """What gives back a charge, if it still counts."""
-        plain = Charge(charge.amount, 0, charge.params, charged_state=verdict.state)
-        return lambda: self.return_charge(tag, plain)
+        left = charge_left(charge, verdict)
+        return lambda: self.return_charge(tag, left)
 
     def return_charge(self, tag: Tag, charge: Charge) -> None:
         with self.memory.lock:
-            now_ns = self.memory.now_ns()
-            self.check_open()
+            now_ns = self.open_now_ns()
             self.table.give_back(tag, now_ns, self.algorithm, charge)
 
     def refund(
@@ -318,21 +313,18 @@ class CellLimiter(Limiter):
         permits = whole_cost(cost)
         params = self.params_for_call(rate, burst)
         charge = self.algorithm.charge(min(permits, params.limit), params)
-        if request_id is not None:
-            mark = mark_tag(self, request_id, tag, charge.amount)
-            with self.memory.lock:
-                self.check_open()
-                # No single request can have charged more than the limit.
-                if permits > params.limit or not remove_mark(self, mark):
-                    return
-        self.return_charge(tag, charge)
+        mark = None if request_id is None else mark_tag(self, request_id, tag, charge.amount)
+        with self.memory.lock:
+            now_ns = self.open_now_ns()
+            # No single request can have charged more than the limit.
+            if mark is None or (permits <= params.limit and remove_mark(self, mark, now_ns)):
+                self.table.give_back(tag, now_ns, self.algorithm, charge)
 
     def reset(self, key: Key) -> None:
         """Forget `key`: its next request finds a fresh key."""
         tag = self.tag_of(key)
         with self.memory.lock:
-            now_ns = self.memory.now_ns()
-            self.check_open()
+            now_ns = self.open_now_ns()
             self.forget(tag, now_ns)
 
     def forget(self, tag: Tag, now_ns: int) -> None:
@@ -348,9 +340,8 @@ class CellLimiter(Limiter):
         charges = [self.charge_for(cost, self.params) for cost in costs_of(costs, len(listed))]
         tags = [self.tag_of(key) for key in listed]
         with self.memory.lock:
-            self.memory.now_ns()
-            self.check_open()
-            return [self.decide_and_count(tag, charge).allowed for tag, charge in zip(tags, charges, strict=True)]
+            now_ns = self.open_now_ns()
+            return [self.decide_now(tag, charge, now_ns).allowed for tag, charge in zip(tags, charges, strict=True)]
 
     def wait(
         self,
@@ -418,10 +409,10 @@ class CellLimiter(Limiter):
             attempt.verdict = self.decide(attempt.tag, attempt.charge, now_ns)
         return attempt.verdict.allowed
 
-    def roll_back(self, attempt: Attempt) -> None:
+    def roll_back(self, attempt: Attempt, now_ns: int) -> None:
         # A request that was allowed because the table was full has left no charge.
         if attempt.charge.amount and not attempt.verdict.full:
-            self.undo(attempt.tag, attempt.charge, attempt.verdict)()
+            self.table.give_back(attempt.tag, now_ns, self.algorithm, charge_left(attempt.charge, attempt.verdict))
 
     def decision_on(self, attempt: Attempt) -> Decision:
         return self.decision_by(attempt.charge, attempt.verdict)

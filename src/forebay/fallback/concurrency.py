@@ -203,10 +203,8 @@ class Concurrency(Limiter):
             return True
         return cost <= self.limit - sum(end_ns > now_ns for end_ns in ends_ns.values())
 
-    def take(self, tag: Tag, cost: int) -> tuple[Verdict, list[int] | None]:
+    def take(self, tag: Tag, cost: int, now_ns: int) -> tuple[Verdict, list[int] | None]:
         """Take permits, all or none. Returns their numbers, or None; none if the table is full and allows it."""
-        now_ns = self.memory.now_ns()
-        self.check_open()
         on_full = self.store.on_full or "evict"
         verdict = self.table.decide(tag, now_ns, self._touch, self._charge, on_full, self.counts)
         if verdict.full:
@@ -233,8 +231,7 @@ class Concurrency(Limiter):
 
     def restart(self, tag: Tag, numbers: set[int]) -> bool:
         """Restart the leases of permits. Whether all of them were held."""
-        now_ns, ends_ns = self.memory.now_ns(), self.ends_ns(tag)
-        self.check_open()
+        now_ns, ends_ns = self.open_now_ns(), self.ends_ns(tag)
         held = [number for number in numbers if number in ends_ns]
         if held:
             ends_ns.update(dict.fromkeys(held, now_ns + self.lease_ns))
@@ -242,9 +239,9 @@ class Concurrency(Limiter):
             self.table.put(tag, Slots(max(before.forget_ns, now_ns + self.lease_ns), ends_ns), self._touch)
         return len(held) == len(numbers)
 
-    def take_unleased(self, tag: Tag, cost: int) -> Verdict:
+    def take_unleased(self, tag: Tag, cost: int, now_ns: int) -> Verdict:
         """Take permits that come back by a refund."""
-        verdict, taken = self.take(tag, cost)
+        verdict, taken = self.take(tag, cost, now_ns)
         if taken:
             held = self._unleased.setdefault(tag, [])
             held.extend((number, verdict.now_ns + self.lease_ns) for number in taken)
@@ -284,7 +281,7 @@ class Concurrency(Limiter):
         """
         tag, permits = self.tag_of(key), self.checked_cost(cost)
         with self.memory.lock:
-            verdict, taken = self.take(tag, permits)
+            verdict, taken = self.take(tag, permits, self.open_now_ns())
             self.count(verdict.allowed)
             return object.__new__(Lease).begin(self, key, taken, verdict.full)
 
@@ -313,7 +310,7 @@ class Concurrency(Limiter):
         """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
         tag = self.tag_of(key)
         with self.memory.lock:
-            verdict = self.take_unleased(tag, 1)
+            verdict = self.take_unleased(tag, 1, self.open_now_ns())
             self.count(verdict.allowed)
             return verdict.allowed
 
@@ -326,7 +323,7 @@ class Concurrency(Limiter):
         if permits == 0:
             return self.peek(key, 0)
         with self.memory.lock:
-            verdict = self.take_unleased(tag, permits)
+            verdict = self.take_unleased(tag, permits, self.open_now_ns())
             self.count(verdict.allowed)
             return self.decision_by(verdict, permits)
 
@@ -342,8 +339,7 @@ class Concurrency(Limiter):
         """The decision that ``hit`` would return now. Takes nothing."""
         tag, permits = self.tag_of(key), self.checked_cost(cost)
         with self.memory.lock:
-            now_ns = self.memory.now_ns()
-            self.check_open()
+            now_ns = self.open_now_ns()
             return self.decision(tag, now_ns, permits, None)
 
     def decision(self, tag: Tag, now_ns: int, cost: int, allowed: bool | None, full: bool = False) -> Decision:
@@ -365,9 +361,9 @@ class Concurrency(Limiter):
         permits = [self.checked_cost(cost) for cost in costs_of(costs, len(tags))]
         results = []
         with self.memory.lock:
-            self.check_open()
+            now_ns = self.open_now_ns()
             for tag, cost in zip(tags, permits, strict=True):
-                results.append(cost == 0 or self.take_unleased(tag, cost).allowed)
+                results.append(cost == 0 or self.take_unleased(tag, cost, now_ns).allowed)
                 if cost:
                     self.count(results[-1])
         return results
@@ -383,7 +379,7 @@ class Concurrency(Limiter):
         if permits == 0:
             return reservation_of(True, self.store.now_ns(), 0, None, full=False)
         with self.memory.lock:
-            verdict = self.take_unleased(tag, permits)
+            verdict = self.take_unleased(tag, permits, self.open_now_ns())
             self.count(verdict.allowed)
             if verdict.allowed:
                 undo = None if verdict.full else self.undo(key, permits, verdict)
@@ -396,8 +392,7 @@ class Concurrency(Limiter):
 
         def cancel() -> None:
             with self.memory.lock:
-                self.check_open()
-                self.give_back(verdict.tag, cost, verdict.now_ns + self.lease_ns)
+                self.give_back(verdict.tag, cost, self.open_now_ns(), verdict.now_ns + self.lease_ns)
             waiting.released(self, key)
 
         return cancel
@@ -409,14 +404,11 @@ class Concurrency(Limiter):
         """
         permits, tag = min(whole_cost(cost), self.limit), self.tag_of(key)
         with self.memory.lock:
-            self.memory.now_ns()
-            self.check_open()
-            self.give_back(tag, permits, None)
+            self.give_back(tag, permits, self.open_now_ns(), None)
         waiting.released(self, key)
 
-    def give_back(self, tag: Tag, cost: int, until_ns: int | None) -> None:
+    def give_back(self, tag: Tag, cost: int, now_ns: int, until_ns: int | None) -> None:
         """Free unleased permits: those whose lease ends at `until_ns`, or any if that is None."""
-        now_ns = self.memory.now_ns()
         self._trim(tag, now_ns)
         if until_ns is not None:
             cost = self._free_unleased(tag, cost, until_ns)
@@ -446,8 +438,7 @@ class Concurrency(Limiter):
         """Free all permits of `key`, whichever process holds them."""
         tag = self.tag_of(key)
         with self.memory.lock:
-            self.memory.now_ns()
-            self.check_open()
+            self.open_now_ns()
             self.free(tag, list(self.ends_ns(tag)))
         waiting.released(self, key)
 
@@ -464,13 +455,13 @@ class Concurrency(Limiter):
 
     def commit(self, attempt: Attempt, now_ns: int) -> bool:
         if attempt.charge.amount:
-            attempt.verdict = self.take_unleased(attempt.tag, attempt.charge.amount)
+            attempt.verdict = self.take_unleased(attempt.tag, attempt.charge.amount, now_ns)
         return attempt.verdict.allowed
 
-    def roll_back(self, attempt: Attempt) -> None:
+    def roll_back(self, attempt: Attempt, now_ns: int) -> None:
         # A request that was allowed because the table was full holds nothing.
         if attempt.charge.amount and not attempt.verdict.full:
-            self.give_back(attempt.tag, attempt.charge.amount, attempt.verdict.now_ns + self.lease_ns)
+            self.give_back(attempt.tag, attempt.charge.amount, now_ns, attempt.verdict.now_ns + self.lease_ns)
 
     def decision_on(self, attempt: Attempt) -> Decision:
         return self.decision_by(attempt.verdict, attempt.charge.amount)

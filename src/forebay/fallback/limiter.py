@@ -149,6 +149,14 @@ class Limiter(Made, Reservable):
         if self.store.closed:
             raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
 
+    def open_now_ns(self) -> int:
+        """The time of a decision. Raises ``StoreClosed``. Called once for each, as Python's clock may be a test's code:
+        it may close the store, or make other decisions.
+        """
+        now_ns = self.memory.now_ns()
+        self.check_open()
+        return now_ns
+
     def tag_of(self, key: Any) -> Tag:
         return (*self.identity, *known_key(key))
 
@@ -163,7 +171,7 @@ class Limiter(Made, Reservable):
         """Charge the part, if the limit allows it."""
         raise NotImplementedError
 
-    def roll_back(self, attempt: Attempt) -> None:
+    def roll_back(self, attempt: Attempt, now_ns: int) -> None:
         """Give back what the part has charged."""
         raise NotImplementedError
 

@@ -232,15 +232,17 @@ class Memory:
 
     def now_ns(self) -> int:
         """The time in nanoseconds."""
-        if self.clock_kind == layout.CLOCK_MONOTONIC:
-            return host_ns() - self._epoch_ns
         if self.follows_python:
             seconds = time.time()
             if not 0 <= seconds <= LAST_PYTHON_S:
                 raise ValueError(f"time.time() says {seconds!r}: a segment's time is from 1970 to 2086")
             # Today a double resolves seconds since 1970 to less than a microsecond, but not to a nanosecond.
             self._set_ns = max(self._set_ns, round(seconds * 1e6) * 1000)
-        return self._set_ns
+        return self.last_ns()
+
+    def last_ns(self) -> int:
+        """The time, by Python's clock as it was last read."""
+        return host_ns() - self._epoch_ns if self.clock_kind == layout.CLOCK_MONOTONIC else self._set_ns
 
     def set_manual_ns(self, now_ns: int, /) -> None:
         """Set the time of a memory with a manual clock."""

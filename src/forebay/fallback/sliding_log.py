@@ -53,7 +53,7 @@ class SlidingEntries(CellAlgorithm):
     def past_ns(self, state: Log, now_ns: int) -> int:
         """The time by which to judge what has left: the reading, or the newest permit's, but only up to the clock."""
         newest_ns = newest_of(state)
-        return now_ns if newest_ns <= now_ns else max(now_ns, min(newest_ns, self._memory.now_ns()))
+        return now_ns if newest_ns <= now_ns else max(now_ns, min(newest_ns, self._memory.last_ns()))
 
     def counting(self, state: Log, past_ns: int) -> tuple[Entry, ...]:
         """The entries that count: the newest ones, as the oldest leave and are given back first."""

@@ -270,8 +270,7 @@ class TokenBucket(GcraLimiter):
             raise InvalidLimiter(f"keep is 'permits', 'share' or 'used', not {short_repr(keep)}")
         old, new = self.params_for_call(as_rate(old_rate), old_burst), self.params_for_call(rate, burst)
         with self.memory.lock:
-            now_ns = self.memory.now_ns()
-            self.check_open()
+            now_ns = self.open_now_ns()
             state = self.table.find(tag)
             if state is not None and state > now_ns:
                 ahead_ns = converted_ns(old, new, keep, most_ahead_ns(self.memory), state - now_ns)
