@@ -40,6 +40,14 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     ),
     "a forked child has a copy of the state, and counts apart": (
         "unit/test_convert.py::test_charges_of_other_processes_count_before_or_after",
+        "unit/test_request_ids.py::test_another_worker_*",
+        "unit/test_request_ids.py::test_racing_workers_*",
+        "unit/test_request_ids.py::test_worker_*",
+        "unit/test_request_ids.py::test_workers_*",
+        "unit/test_testing_helpers.py::test_children_share_a_private_store",
+        "unit/test_manual_clock.py::test_child_sees_its_parents_clock_move",
+        "unit/test_retry_after.py::test_pauses_of_many_processes_do_not_add_up",
+        "unit/test_web_wsgi.py::test_gate_can_be_replaced_during_a_decision*",
         "unit/test_fixed_window.py::test_staggered_keys_have_the_same_phase_in_every_process*",
         "behaviour/test_worked_examples.py::*forked child]",
         "unit/test_concurrency.py::test_child_does_not_own_its_parents_permits*",
@@ -54,6 +62,18 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         "unit/test_concurrency.py::test_first_use_by_several_threads_loses_no_permit",
         "unit/test_all_of.py::test_rollback_takes_no_other_requests_permit_after_a_key_was_let_in_uncharged",
         "unit/test_cancellations.py::test_denial_by_several_limits_frees_no_other_permit",
+    ),
+    "requests that interrupt each other between two readings of the clock: a decision reads it once": (
+        "unit/test_request_ids.py::test_late_rollback_takes_no_other_requests_permit*",
+    ),
+    "the warning of several workers is shown of every store, with another remedy: test_fallback.py": (
+        "unit/test_web_workers.py::test_worker_count_is_read_from_the_command_line*",
+        "unit/test_web_workers.py::test_named_store_causes_no_warning",
+        "unit/test_web_workers.py::test_store_from_before_a_fork_causes_no_warning",
+    ),
+    "stores have no file": (
+        "unit/test_testing_helpers.py::test_stores_are_real_after_the_block",
+        "unit/test_testing_helpers.py::test_unlink_in_the_block_leaves_the_real_store",
     ),
     "an evicted key's permits are forgotten with it": (
         "unit/test_concurrency.py::test_key_without_room_follows_on_full[[]evict-True]",
