@@ -96,7 +96,7 @@ def test_unsupported_platform_fails_with_one_clear_line(change: str, expected: s
 @pytest.mark.parametrize(
     ("change", "modules"),
     [
-        ("", "some"),
+        ("pass", "some"),
         ("os.environ['FOREBAY_FALLBACK'] = '1'", "none"),
         ("sys.platform = 'darwin'", "none"),
         ("sys.platform = 'win32'; platform.machine = lambda: 'AMD64'", "none"),
