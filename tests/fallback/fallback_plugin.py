@@ -35,6 +35,7 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     "the compiled modules: machine code, threads": (
         *("unit/test_compiled_modules.py", "unit/test_threads.py", "unit/test_threads_model.py"),
     ),
+    "races between the steps of a decision, which one lock makes one step": ("unit/test_refund_races.py",),
     "programs that choose, and both beside each other: ci/test runs them": (
         *("unit/test_fallback.py", "property/test_fallback_agrees.py"),
     ),
