@@ -46,6 +46,7 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         "unit/test_request_ids.py::test_worker_*",
         "unit/test_request_ids.py::test_workers_*",
         "unit/test_testing_helpers.py::test_children_share_a_private_store",
+        "unit/test_python_clock.py::test_time_moved_by_one_process_moves_the_others*",
         "unit/test_manual_clock.py::test_child_sees_its_parents_clock_move",
         "unit/test_retry_after.py::test_pauses_of_many_processes_do_not_add_up",
         "unit/test_web_wsgi.py::test_gate_can_be_replaced_during_a_decision*",

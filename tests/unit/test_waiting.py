@@ -212,13 +212,8 @@ class Slots(FakeLimiter):
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
     timeline = Timeline()
-    monkeypatch.setattr(
-        waiting,
-        "time",
-        SimpleNamespace(
-            sleep=timeline.sleep, CLOCK_MONOTONIC=1, clock_gettime_ns=lambda _clock: timeline.now_ns + 5 * SECOND
-        ),
-    )
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=timeline.sleep))
+    monkeypatch.setattr(waiting, "host_ns", lambda: timeline.now_ns + 5 * SECOND)
     monkeypatch.setattr(asyncio, "sleep", timeline.sleep_async)
     return timeline
 

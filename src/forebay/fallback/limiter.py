@@ -150,12 +150,12 @@ class Limiter(Made, Reservable):
             raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
 
     def open_now_ns(self) -> int:
-        """The time of a decision. Raises ``StoreClosed``. Called once for each, as Python's clock may be a test's code:
-        it may close the store, or make other decisions.
+        """The time of a decision. Raises ``StoreClosed``.
+
+        Called once for each, at its beginning, as Python's clock may be a test's code, which makes other decisions.
         """
-        now_ns = self.memory.now_ns()
         self.check_open()
-        return now_ns
+        return self.memory.now_ns()
 
     def tag_of(self, key: Any) -> Tag:
         return (*self.identity, *known_key(key))
