@@ -30,7 +30,10 @@ PACKAGE = Path("src/forebay")
 OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
 # Modules that no decision runs through are compiled to be small: a wheel has more code than anything else.
 SMALL = ["-Os"] if OPTIMIZE else []
-SELDOM_RUN = ("audit.pyx", "handles.pyx", "kinds.pyx", "segment_view.pyx")
+SELDOM_RUN = {
+    *(PACKAGE / "core" / name for name in ("audit.pyx", "kinds.pyx", "limiter.pyx", "reservation.pyx")),
+    *(PACKAGE / "core" / name for name in ("c_api/handles.pyx", "table/segment_view.pyx", "table/threads.pyx")),
+}
 HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *PACKAGE.rglob("*.h"), *Path("native/include").rglob("*.h")]))
 
 extensions = [
@@ -40,7 +43,7 @@ extensions = [
         depends=HEADERS,
         include_dirs=["native/include", "src/forebay/include"],
         extra_compile_args=[
-            *(SMALL if source.name in SELDOM_RUN else OPTIMIZE),
+            *(SMALL if source in SELDOM_RUN else OPTIMIZE),
             # As CPython itself; where CFLAGS is set, setuptools omits CPython's flags.
             *("-fwrapv", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"),
         ],
