@@ -11,8 +11,17 @@ from typing import Final
 from forebay.benchmarking.timing import time_per_call
 
 __all__ = [
-    *("FLOORS", "KEYS", "LEASED", "LIMITERS", "PROCESSES", "REDIS", "STRICT", "SYNCED", "THREADS"),
-    *("Subject", "loop"),
+    "FLOORS",
+    "KEYS",
+    "LEASED",
+    "LIMITERS",
+    "PROCESSES",
+    "REDIS",
+    "STRICT",
+    "SYNCED",
+    "THREADS",
+    "Subject",
+    "loop",
 ]
 
 ROUND_NS: Final = 2_000_000

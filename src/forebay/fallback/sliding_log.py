@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 from forebay.errors import InvalidLimiter
 from forebay.fallback.cell_limiter import CellAlgorithm, CellLimiter
@@ -114,6 +114,7 @@ def newest_of(state: Log) -> int:
     return state.entries[-1].time_ns if state.entries else 0
 
 
+@final
 class SlidingLog(CellLimiter):
     """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, final
 
 from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
 from forebay.fallback.cell_limiter import CellAlgorithm, whole_cost
@@ -144,6 +144,7 @@ def delay_of(params: LimitParams, deficit: int, now_ns: int, end_ns: int) -> int
     return end_ns - now_ns + (boundaries_for(params, deficit - params.limit) - 1) * params.period_ns
 
 
+@final
 class TokenBucket(GcraLimiter):
     """Up to `burst` permits at once, refilled at `rate`.
 

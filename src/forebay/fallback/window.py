@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, final
 
 from forebay.calendars import Calendar, calendar_of
 from forebay.errors import InvalidLimiter, short_repr
@@ -319,6 +319,7 @@ class WindowLimiter(CellLimiter):
         return replace(self.params, limit=rate.limit, rate_limit=rate.limit)
 
 
+@final
 class FixedWindow(WindowLimiter):
     """At most as many permits in each window as the rate allows per period.
 
@@ -390,6 +391,7 @@ class FixedWindow(WindowLimiter):
         return calendar.rate(limit)
 
 
+@final
 class SlidingWindow(WindowLimiter):
     """At most as many permits as the rate allows, in an estimate of the period up to now.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.redis.leased.store import AsyncLeasedLimiter
     from forebay.redis.public_limiters import AsyncRedisLimiter, RedisLimiter
 
-    AnyLimiter: TypeAlias = Limiter | RedisLimiter | AsyncRedisLimiter | AsyncLeasedLimiter
+    _AnyLimiter: TypeAlias = Limiter | RedisLimiter | AsyncRedisLimiter | AsyncLeasedLimiter
 
 __all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Rule"]
 
@@ -142,14 +142,14 @@ class Rule:
     asynchronous. Raises ``InvalidLimiter``.
     """
 
-    limiter: AnyLimiter
+    limiter: _AnyLimiter
     _: KW_ONLY
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
     ignore_case: bool = False
     key: KeyFunction | None = None
     cost: int | Callable[[Request], int | Awaitable[int]] = 1
-    tiers: Mapping[str, AnyLimiter | None] | None = None
+    tiers: Mapping[str, _AnyLimiter | None] | None = None
     tier: Callable[[Request], str | Awaitable[str]] | None = None
     delay: Duration | None = None
     most_delayed: int | None = None
