@@ -87,12 +87,20 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     "an evicted key's permits are forgotten with it": (
         "unit/test_concurrency.py::test_key_without_room_follows_on_full[[]evict-True]",
     ),
-    "a named store is a private one that a dict has by its name: test_fallback.py tests that": ("*[[]named*",),
+    "a named store is a private one that a dict has by its name: test_fallback.py tests that": (
+        "*[[]named*",
+        "behaviour/test_every_limiter.py::Test*Named::*",
+    ),
     "each limit in Redis, where a script decides: worked examples and several limits run there": (
         "behaviour/test_any_*[[]redis*",
         "behaviour/test_any_*[[]asyncio*",
     ),
-    "leased and synced limits, which need a host's shared memory": ("*[[]leased*", "*[[]synced*"),
+    "leased and synced limits, which need a host's shared memory": (
+        "*[[]leased*",
+        "*[[]synced*",
+        "behaviour/test_every_limiter.py::Test*Synced::*",
+        "behaviour/test_several_limits.py::TestSynced::*",
+    ),
 }
 
 MATCHES = pytest.StashKey[Counter[str]]()
