@@ -98,6 +98,8 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     "leased and synced limits, which need a host's shared memory": (
         "*[[]leased*",
         "*[[]synced*",
+        "*-leased[]]",
+        "*-synced[]]",
         "behaviour/test_every_limiter.py::Test*Synced::*",
         "behaviour/test_several_limits.py::TestSynced::*",
     ),
