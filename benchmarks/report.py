@@ -199,7 +199,7 @@ def _process_rows(info: dict[str, Any]) -> Iterator[Row]:
 
 
 def stored_form(results: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: when and where it was, and the rows of each section."""
+    """The stored form of a run: its date, its machine, and the rows of each section."""
     busy = results["machine_info"]["busy_cores"]
     return {
         "command": "ci/bench",

@@ -1,4 +1,4 @@
-"""What is measured."""
+"""The kinds of decision that ``forebay bench`` measures."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ class Table:
         """The keys to forget. See `choose_victim` in core/table/table.pyx.
 
         Some keys tell how much they have used: among these, the ones that have used least go first. The others go in
-        the order in which they expire. Of the first of both, the one goes that expires first, or has used nothing.
+        the order in which they expire. Both orders have a first key. Of these two, the one that expires first goes, or
+        the one that has used nothing.
         """
         telling: list[tuple[int, int, int, Tag]] = []
         others: list[tuple[int, int, int, Tag]] = []

@@ -73,7 +73,7 @@ class Counted:
     """The upper part of a state of that window."""
     end_ns: int
     left_ns: int
-    """Of the window, from now on."""
+    """The time from now to the end of the window."""
 
 
 class Fixed(CellAlgorithm):

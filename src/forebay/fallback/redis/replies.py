@@ -40,7 +40,7 @@ class ReplySizes:
         # For each open list, its elements that are still to come.
         self._open_lists: list[int] = []
         self._elements = self._bytes = self._pushes = 0
-        # What is read now: a line up to its end, or so many bytes of a text.
+        # The part being read: a line up to its end, or the rest of a text, of so many bytes.
         self._line = b""
         self._text_left = 0
 
