@@ -216,8 +216,6 @@ def test_limits_that_can_not_stand_together_are_refused(world: World, server: Re
         for rules in ([Rule(first), Rule(strict)], [Rule(strict), Rule(local), Rule(first)]):
             with pytest.raises(InvalidLimiter, match="can't stand beside leased limiters"):
                 world.site(*rules)
-        with pytest.raises(InvalidLimiter, match="belong to one store"):
-            world.site(Rule(first), Rule(local), Rule(FixedWindow(other.host, "far", "5/year")))
     finally:
         other.close()
 

@@ -498,8 +498,6 @@ def test_no_call_blocks_the_event_loop(server: RedisServer, redis_store: RedisSt
             make()
     with pytest.raises(InvalidLimiter, match="partition_keys"):
         WSGIMiddleware(lambda *_: [], [sync], partition_keys=True)
-    with Store.private(keys=10) as other, pytest.raises(InvalidLimiter, match="one store"):
-        WSGIMiddleware(lambda *_: [], [sync, Rule(TokenBucket(other, "api", "2/hour"))])
 
 
 def test_flask(redis_store: RedisStore, gone: str) -> None:

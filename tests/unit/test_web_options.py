@@ -57,8 +57,8 @@ def test_limits_that_are_switched_off_count_nothing(
 
 
 def test_mistakes_in_limits_that_are_switched_off_are_found(site: MakeSite, bucket: TokenBucket) -> None:
-    with Store.private(keys=1) as other, pytest.raises(InvalidLimiter, match="belong to one store"):
-        site([Rule(bucket), Rule(TokenBucket(other, "api", "1/minute"))], enabled=False)
+    with pytest.raises(InvalidLimiter, match="rules are of Rule and BodyLimit, not '5/minute'"):
+        site([Rule(bucket), "5/minute"], enabled=False)
 
 
 def test_limits_apply_unless_they_are_switched_off(

@@ -122,11 +122,12 @@ def test_tiers_that_cannot_be_chosen_are_refused(store: Store, options: Any, mes
         Rule(TokenBucket(store, "free", "1/minute"), **options)
 
 
-def test_a_tier_of_another_store_is_refused_at_start(site: MakeSite, store: Store) -> None:
-    with Store.private(keys=1) as other:
-        rule = Rule(TokenBucket(store, "a", "1/s"), tiers={"pro": TokenBucket(other, "b", "1/s")}, tier=plan)
-        with pytest.raises(InvalidLimiter, match="belong to one store"):
-            site([rule])
+def test_a_tier_may_be_in_another_store(site: MakeSite, store: Store) -> None:
+    with Store.private(keys=100) as other:
+        pro = TokenBucket(other, "b", "2/hour")
+        limited = site([Rule(TokenBucket(store, "a", "1/hour"), tiers={"pro": pro}, tier=plan)])
+        assert statuses(limited, "pro", 3) == [200, 200, 429]
+        assert statuses(limited, "free", 2) == [200, 429]
 
 
 def test_keys_of_tiers_are_the_clients(site: MakeSite, store: Store) -> None:

@@ -28,13 +28,14 @@ __all__ = ["Gate", "Passage"]
 class Gate:
     """Decides whether a request may be handled; the middlewares and the frameworks' extensions call it.
 
-    `rules` are ``Rule`` and ``BodyLimit``; all limiters belong to one store, but leased limiters may stand beside those
-    of a ``Store``. `client` is the key function of rules
-    without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``),
-    ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit`` identifies the
-    key by a keyed hash. `enabled` False, or ``FOREBAY_ENABLED=false`` in the environment, switches all limits off, with
-    a ``LimitsDisabledWarning``. `on_denied` is called with the request and the ``Denial`` of each denied request; what
-    it raises is logged. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has them.
+    `rules` are ``Rule`` and ``BodyLimit``. Their limiters may be in several ``Store``s and in one ``RedisStore``, or
+    leased. The host's limits decide first, and give back what they took if Redis denies. `client` is the key function
+    of rules without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and
+    ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit``
+    identifies the key by a keyed hash. `enabled` False, or ``FOREBAY_ENABLED=false`` in the environment, switches all
+    limits off, with a ``LimitsDisabledWarning``. `on_denied` is called with the request and the ``Denial`` of each
+    denied request; what it raises is logged. With `encoded`, a passage's fields are bytes with names in small letters,
+    as ASGI has them.
     `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
 
     Over a ``RedisStore``, ``enter`` waits for the answer of Redis; together with the releases at the request's end it
@@ -194,7 +195,7 @@ class Gate:
         kind: type[Plan] = LocalPlan
         if any(rule.is_leased for rule in rules):
             kind = LeasedPlan
-        elif rules[0].is_remote:
+        elif any(rule.is_remote for rule in rules):
             kind = RedisPlan
         plan = kind(rules, self.client, self._styles, self._encoded, self._secret)
         self._plans[matching] = plan
@@ -229,27 +230,32 @@ def _listed(rules: Any) -> tuple[Rule | BodyLimit, ...]:
 
 
 def _partition_secret(rules: tuple[Rule, ...]) -> bytes:
+    """A secret of the first limiter that has a ``Store``."""
     if not rules:
         return b""
-    if rules[0].is_remote and not rules[0].is_leased:
-        raise InvalidLimiter(f"partition_keys takes a secret of the limiters' Store, and {rules[0].limiter!r} has none")
-    store: Any = rules[0].limiter.store
-    host_store = store.host_store if rules[0].is_leased else store
-    secret: bytes = host_store.segment.secret(b"partitions")
-    return secret
+    for rule in rules:
+        store: Any = rule.limiter.store
+        if rule.is_leased or not rule.is_remote:
+            secret: bytes = (store.host_store if rule.is_leased else store).segment.secret(b"partitions")
+            return secret
+    raise InvalidLimiter(f"partition_keys takes a secret of the limiters' Store, and {rules[0].limiter!r} has none")
 
 
 def _check_stores(rules: tuple[Rule, ...]) -> None:
     """Raises ``InvalidLimiter`` unless the limiters of these rules can decide together."""
-    others = [rule for rule in rules if not rule.is_leased]
-    for rule in others:
-        if rule.is_remote and len(others) < len(rules):
+    over_redis = [rule for rule in rules if rule.is_remote and not rule.is_leased]
+    if not over_redis:
+        return
+    limiter, *_ = limiters = [rule.limiter for rule in over_redis]
+    for rule in rules:
+        if rule.is_leased:
             raise InvalidLimiter(
-                f"{rule.limiter!r} can't stand beside leased limiters, because Redis decides each of its requests: "
+                f"{limiter!r} can't stand beside leased limiters, because Redis decides each of its requests: "
                 "make all of them over its store, or put one middleware around another"
             )
-        if rule.limiter.store is not others[0].limiter.store:
+    for other in limiters:
+        if other.store is not limiter.store:
             raise InvalidLimiter(
-                f"the rules' limiters belong to one store, but {rule.limiter!r} is in another than "
-                f"{others[0].limiter!r}: make all of them over the same one, or put one middleware around another"
+                f"the rules' limiters over Redis belong to one store, but {other!r} is in another than {limiter!r}: "
+                "make both over the same one, or put one middleware around another"
             )

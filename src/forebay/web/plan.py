@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from forebay.core.algorithms.bucketed_window import BucketedWindow
@@ -13,6 +13,7 @@ from forebay.core.decision import Decision
 from forebay.errors import InvalidCost, InvalidKey
 from forebay.flows import Flow, run, run_async
 from forebay.rate import NS
+from forebay.store import Store
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
 from forebay.web.denials import DENYING_ERRORS, HOLDER_WAIT_S, Denials
@@ -35,7 +36,7 @@ class Plan:
 
     * ``charged``: charged as one, by an ``AllOf``.
     * ``reserved``: charged before, and refunded if another rule denies, or at the end if `charge_on` says so. Also the
-      rules that book a turn (`delay`).
+      rules that book a turn (`delay`), and those of another store than ``charged``.
     * ``held``: permits of a ``Concurrency``.
     """
 
@@ -49,12 +50,20 @@ class Plan:
         self.secret = secret
         self.held = [rule for rule in rules if rule.is_held]
         reserved = [rule for rule in rules if rule.is_reserved]
-        charged = [rule for rule in rules if not rule.is_held and not rule.is_reserved]
+        last = _decided_last(rules)
+        charged: list[Rule] = []
+        elsewhere: list[Rule] = []
+        for rule in rules:
+            if not rule.is_held and not rule.is_reserved:
+                (charged if rule.is_leased or rule.limiter.store is last else elsewhere).append(rule)
         # Last those that can't take back a charge once later charges stand behind it.
         charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
-        # The rules that exceed one AllOf are reserved, and stay charged whatever the response is.
+        # The rules that exceed one AllOf, and those of another store, stay charged whatever the response is.
         excess = max(len(charged) - MOST_CHARGED_AT_ONCE, 0)
-        self.reserved, self.charged = [*charged[:excess], *reserved], charged[excess:]
+        reserved = [*elsewhere, *charged[:excess], *reserved]
+        # Those of Redis last, in the order of the decisions of a plan over it.
+        self.reserved = sorted(reserved, key=lambda rule: rule.is_remote and not rule.is_leased)
+        self.charged = charged[excess:]
         self._all = [*self.charged, *self.reserved, *self.held]
         # Held permits have no remaining number to show: it changes without a request. Hidden rules show nothing.
         self._shown = [rule for rule in [*self.charged, *self.reserved] if not rule.is_hidden]
@@ -141,6 +150,73 @@ class Plan:
         rules = [*self.charged, *self.reserved]
         return [decision for rule, decision in zip(rules, decisions, strict=True) if not rule.is_hidden]
 
+    def _reserve_one(self, rule: Rule, request: Request, cleanup: RequestCleanup) -> Decision | Denial:
+        """Reserve by a rule of a ``Store``."""
+        limiter: Any = rule.limiter
+        key, cost = self._key_of(rule, request), rule.cost_of(request)
+        # A leaky bucket's permit is a place in its queue, whenever that is due.
+        max_delay_s: float | None = None if kind_of(limiter) is LeakyBucket else 0
+        if rule.delay_ns is not None:
+            max_delay_s = rule.delay_ns / NS
+        reservation = limiter.reserve(key, cost, max_delay_s)
+        if not reservation:
+            if reservation.full:
+                return self.denials.full(reservation.delay_ns)
+            return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
+        cleanup.reserved.append((rule, reservation))
+        if rule.delay_ns is not None and reservation.delay_ns:
+
+            def deny() -> Denial:
+                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
+
+            cleanup.turns.append(Turn(limiter.store, reservation, rule.held_back, deny))
+        decision: Decision = limiter.peek(key, 0)
+        return decision
+
+    def _admit_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[Passage | Denial]:
+        """As ``admit``, where a charge may call Redis."""
+        try:
+            # Key functions may fail: before anything is taken.
+            partitions = self.partitions(request)
+            decisions = yield from self._charge_flow(request, cleanup)
+        except DENYING_ERRORS as error:
+            cleanup.roll_back()
+            return self.denials.for_error(error)
+        except BaseException:
+            cleanup.roll_back()
+            raise
+        if isinstance(decisions, Denial):
+            cleanup.roll_back()
+            return decisions
+        return self._passage(decisions, partitions, cleanup)
+
+    def _charge_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
+        """The decisions of ``charged`` and ``reserved``. The caller rolls back if it is denied."""
+        raise NotImplementedError
+
+    def _reserve(self, rules: Iterable[Rule], request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
+        """Reserve by each of these rules, which are of a ``Store``."""
+        decisions = []
+        for rule in rules:
+            decision = self._reserve_one(rule, request, cleanup)
+            if isinstance(decision, Denial):
+                return decision
+            decisions.append(decision)
+        return decisions
+
+    def _hold(self, rules: Iterable[Rule], request: Request, cleanup: RequestCleanup) -> Denial | None:
+        """Hold a permit of each of these rules, which are of a ``Store`` or leased."""
+        for rule in rules:
+            limiter: Any = rule.limiter
+            key, cost = self._key_of(rule, request), rule.cost_of(request)
+            lease = limiter.acquire(key, cost)
+            if not lease:
+                if lease.full:
+                    return self.denials.full(NS * HOLDER_WAIT_S)
+                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
+            cleanup.hold(rule, lease)
+        return None
+
     def _passage(
         self, decisions: Sequence[Decision], partitions: Sequence[str] = (), cleanup: RequestCleanup | None = None
     ) -> Passage:
@@ -150,8 +226,17 @@ class Plan:
         return Passage(self.write(self._decisions_shown(decisions), partitions), cleanup or None)
 
 
+def _decided_last(rules: Sequence[Rule]) -> object:
+    """Of the rules' stores, the one whose limits are charged as one, after those of the others. None: all are leased.
+
+    Redis is asked last, so a request that its host denies costs no round trip.
+    """
+    stores: list[Any] = [rule.limiter.store for rule in rules if not rule.is_leased]
+    return next((store for store in stores if not isinstance(store, Store)), stores[0] if stores else None)
+
+
 class LocalPlan(Plan):
-    """Over a ``Store``: first ``reserved``, then ``held``, and last ``charged``, which can't be taken back so exactly.
+    """Over ``Store``s: first ``reserved``, then ``held``, and last ``charged``, which can't be taken back so exactly.
 
     If the last group denies already, nothing is held: apart from reservations, a flood of denied requests writes
     nothing.
@@ -187,13 +272,13 @@ class LocalPlan(Plan):
 
     def _charge(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
         """The decisions of ``charged`` and ``reserved``. The caller rolls back if it is denied."""
-        reserved = self._reserve(request, cleanup)
+        reserved = self._reserve(self.reserved, request, cleanup)
         if isinstance(reserved, Denial):
             return reserved
         if not self.charged:
-            return self._hold(request, cleanup) or reserved
+            return self._hold(self.held, request, cleanup) or reserved
         keys, costs = self._keys(request), self._costs(request)
-        if self.held and self._all_of.peek(keys, costs).allowed and (denial := self._hold(request, cleanup)):
+        if self.held and self._all_of.peek(keys, costs).allowed and (denial := self._hold(self.held, request, cleanup)):
             return denial
         charge, decisions = reserve_each(self._all_of, keys, costs)
         if not charge:
@@ -202,53 +287,10 @@ class LocalPlan(Plan):
             # The peek was denied, and permits have come back since.
             with contextlib.ExitStack() as stack:
                 stack.callback(charge.cancel)
-                if denial := self._hold(request, cleanup):
+                if denial := self._hold(self.held, request, cleanup):
                     return denial
                 stack.pop_all()
         return [*decisions, *reserved]
-
-    def _reserve(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
-        decisions = []
-        for rule in self.reserved:
-            decision = self._reserve_one(rule, request, cleanup)
-            if isinstance(decision, Denial):
-                return decision
-            decisions.append(decision)
-        return decisions
-
-    def _reserve_one(self, rule: Rule, request: Request, cleanup: RequestCleanup) -> Decision | Denial:
-        limiter: Any = rule.limiter
-        key, cost = self._key_of(rule, request), rule.cost_of(request)
-        # A leaky bucket's permit is a place in its queue, whenever that is due.
-        max_delay_s: float | None = None if kind_of(limiter) is LeakyBucket else 0
-        if rule.delay_ns is not None:
-            max_delay_s = rule.delay_ns / NS
-        reservation = limiter.reserve(key, cost, max_delay_s)
-        if not reservation:
-            if reservation.full:
-                return self.denials.full(reservation.delay_ns)
-            return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
-        cleanup.reserved.append((rule, reservation))
-        if rule.delay_ns is not None and reservation.delay_ns:
-
-            def deny() -> Denial:
-                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
-
-            cleanup.turns.append(Turn(limiter.store, reservation, rule.held_back, deny))
-        decision: Decision = limiter.peek(key, 0)
-        return decision
-
-    def _hold(self, request: Request, cleanup: RequestCleanup) -> Denial | None:
-        for rule in self.held:
-            limiter: Any = rule.limiter
-            key, cost = self._key_of(rule, request), rule.cost_of(request)
-            lease = limiter.acquire(key, cost)
-            if not lease:
-                if lease.full:
-                    return self.denials.full(NS * HOLDER_WAIT_S)
-                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
-            cleanup.hold(rule, lease)
-        return None
 
 
 class LeasedPlan(LocalPlan):
@@ -270,22 +312,6 @@ class LeasedPlan(LocalPlan):
         # The response waits for permits that come back as long as each call takes.
         return await run_async(self._admit_flow(request, RequestCleanup(None, BackgroundRelease(None))))
 
-    def _admit_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[Passage | Denial]:
-        try:
-            # Key functions may fail: before anything is taken.
-            partitions = self.partitions(request)
-            decisions = yield from self._charge_flow(request, cleanup)
-        except DENYING_ERRORS as error:
-            cleanup.roll_back()
-            return self.denials.for_error(error)
-        except BaseException:
-            cleanup.roll_back()
-            raise
-        if isinstance(decisions, Denial):
-            cleanup.roll_back()
-            return decisions
-        return self._passage(decisions, partitions, cleanup)
-
     def _charge_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
         """As ``_charge``."""
         reserved: list[Decision] = []
@@ -302,7 +328,7 @@ class LeasedPlan(LocalPlan):
                 return self.denials.by_decisions(request, [rule], [charge.decision])
             cleanup.reserved.append((rule, charge))
             reserved.append(charge.decision)
-        if denial := self._hold(request, cleanup):
+        if denial := self._hold(self.held, request, cleanup):
             return denial
         if not self.charged:
             return reserved
@@ -313,59 +339,61 @@ class LeasedPlan(LocalPlan):
 
 
 class RedisPlan(Plan):
-    """Over Redis: all rules are one call."""
+    """Over Redis: all rules are one call, after those of the host's stores."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        limiter: Any = self._all[0].limiter
-        self._store = limiter.store
-        self._together: Any = self._store.together([rule.limiter for rule in self._all])
+        self._reserved_here = [rule for rule in self.reserved if not rule.is_remote]
+        self._held_here = [rule for rule in self.held if not rule.is_remote]
+        self._reserved_there = [rule for rule in self.reserved if rule.is_remote]
+        self._held_there = [rule for rule in self.held if rule.is_remote]
+        self._there = [*self.charged, *self._reserved_there, *self._held_there]
+        limiters: list[Any] = [rule.limiter for rule in self._there]
+        self._store = limiters[0].store
+        self._together: Any = self._store.together(limiters)
         is_fast = self._is_simple and not self._store.is_awaited
         self.admit = self._fast_charge(self._hit_each) if is_fast else self._admit_together
 
     def _admit_together(self, request: Request) -> Passage | Denial:
-        cleanup = RequestCleanup(self._store.executor.patience())
-        try:
-            decisions, taken = self._together.admit(cleanup.patience, *self._keys_and_costs(request))
-        except DENYING_ERRORS as error:
-            return self.denials.for_error(error)
-        return self._outcome(request, decisions, taken, cleanup)
+        return run(self._admit_flow(request, RequestCleanup(self._store.executor.patience())))
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
         """Over an ``AsyncRedisStore``."""
-        try:
-            if not self.held and not self.reserved:
+        if not self.held and not self.reserved:
+            try:
+                partitions = self.partitions(request)
                 decisions = await self._hit_each(self._keys(request), self._costs(request))
-                return self._passage(decisions) if all(decisions) else self.denial(request, decisions)
-            patience = self._store.executor.patience()
-            cleanup = RequestCleanup(patience, BackgroundRelease(patience))
-            decisions, taken = await self._together.admit(patience, *self._keys_and_costs(request))
-        except DENYING_ERRORS as error:
-            return self.denials.for_error(error)
-        return self._outcome(request, decisions, taken, cleanup)
+            except DENYING_ERRORS as error:
+                return self.denials.for_error(error)
+            return self._passage(decisions, partitions) if all(decisions) else self.denial(request, decisions)
+        patience = self._store.executor.patience()
+        return await run_async(self._admit_flow(request, RequestCleanup(patience, BackgroundRelease(patience))))
 
     def _hit_each(self, keys: Any, costs: Any) -> Any:
         return self._all_of.hit_each_within(self._store.executor.patience(), keys, costs)
 
-    def _keys_and_costs(self, request: Request) -> tuple[list[Any], list[int]]:
-        return [self._key_of(rule, request) for rule in self._all], [rule.cost_of(request) for rule in self._all]
-
-    def _outcome(
-        self, request: Request, decisions: Sequence[Decision], taken: Sequence[Any], cleanup: RequestCleanup
-    ) -> Passage | Denial:
-        """`taken`: the permits of each rule; empty if one of them denies."""
-        charged, shown = len(self.charged), len(self.charged) + len(self.reserved)
+    def _charge_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
+        # Key functions may fail: before anything is taken.
+        keys = [self._key_of(rule, request) for rule in self._there]
+        costs = [rule.cost_of(request) for rule in self._there]
+        here = self._reserve(self._reserved_here, request, cleanup)
+        if isinstance(here, Denial):
+            return here
+        if denial := self._hold(self._held_here, request, cleanup):
+            return denial
+        decisions, taken = yield self._together.admit(cleanup.patience, keys, costs)
+        charged, shown = len(self.charged), len(self.charged) + len(self._reserved_there)
         if taken:
-            cleanup.reserved = list(zip(self.reserved, taken[charged:shown], strict=True))
-            for rule, lease in zip(self.held, taken[shown:], strict=True):
+            cleanup.reserved += zip(self._reserved_there, taken[charged:shown], strict=True)
+            for rule, lease in zip(self._held_there, taken[shown:], strict=True):
                 cleanup.hold(rule, lease)
-            return self._passage(decisions[:shown], (), cleanup)
+            return [*decisions[:charged], *here, *decisions[charged:shown]]
         # When a holder will be done is unknown: so a held rule is the binding one only if no other rule denies.
         for rules, group in (
-            (self.reserved, decisions[charged:shown]),
+            (self._reserved_there, decisions[charged:shown]),
             (self.charged, decisions[:charged]),
-            (self.held, decisions[shown:]),
+            (self._held_there, decisions[shown:]),
         ):
             if not all(group):
                 return self.denials.by_decisions(request, rules, group)
-        return self.denials.by_decisions(request, self._all, decisions)
+        return self.denials.by_decisions(request, self._there, decisions)
