@@ -155,17 +155,6 @@ def test_a_cancelled_request_gives_back_here(server: RedisServer, client: redis.
         world.close()
 
 
-def test_several_stores_of_a_host(world: World) -> None:
-    with Store.private(keys=10) as other:
-        first, second = TokenBucket(world.host, "first", "3/year"), FixedWindow(other, "second", "2/year")
-        site = Site("wsgi", [Rule(first), Rule(second)])
-        assert [site.request().status for _ in range(4)] == [200, 200, 429, 429]
-        assert first.peek(CLIENT, 0).remaining == 1
-        site = Site("wsgi", [Rule(second, key=lambda _: "b"), Rule(first, key=lambda _: "b", cost=2)])
-        assert [site.request().status for _ in range(3)] == [200, 429, 429]
-        assert second.peek("b", 0).remaining == 1
-
-
 def test_keys_are_partitioned_by_a_secret_of_the_host(world: World) -> None:
     rules = [Rule(TokenBucket(world.redis, "there", "9/year")), Rule(TokenBucket(world.host, "here", "9/year"))]
     answer = world.ask(world.site(*rules, partition_keys=True))

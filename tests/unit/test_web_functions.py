@@ -435,7 +435,7 @@ class TestNoRoom:
 
 def test_denial_whose_permit_has_come_back_meanwhile_waits_a_second(limit: FixedWindow) -> None:
     rule = Rule(limit)
-    denials = Denials([rule], rule, [], [], lambda request, rules: ())
+    denials = Denials([rule], rule, [], [], lambda request, rules: (), "503")
     request: Any = None
     denial = denials.by_decisions(request, [rule], [limit.peek(CLIENT)])
     assert denial.retry_after_s == 1

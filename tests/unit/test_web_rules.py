@@ -875,20 +875,6 @@ class TestRefusals:
         with pytest.raises(InvalidLimiter, match="draft-10, draft-06, x-ratelimit"):
             site([], headers=headers)
 
-    @pytest.mark.parametrize("options", [{}, {"charge_on": {401}}, {"path": "/elsewhere"}])
-    def test_limiters_of_different_stores_are_refused(
-        self, clock: ManualClock, limit: FixedWindow, options: Any
-    ) -> None:
-        other = FixedWindow(Store.private(keys=10, clock=clock), "other", "1/hour")
-        for rules in ([Rule(limit), Rule(other, **options)], [Rule(other, **options), Rule(limit)]):
-            with pytest.raises(InvalidLimiter, match="store"):
-                Gate(rules)
-
-    def test_concurrency_of_another_store_is_refused(self, clock: ManualClock, limit: FixedWindow) -> None:
-        other = Concurrency(Store.private(keys=10, clock=clock), "other", 1)
-        with pytest.raises(InvalidLimiter, match="store"):
-            Gate([Rule(limit), Rule(other)])
-
     def test_every_kind_of_limiter_is_accepted(self, site: MakeSite, store: Store) -> None:
         limiters = [
             TokenBucket(store, "1", "9/hour"),

@@ -33,6 +33,7 @@ from forebay.web.functions import described, is_key
 from forebay.web.header_fields import Policy, Writer, checked_styles, header_writer
 from forebay.web.options import is_enabled
 from forebay.web.rules import is_redis
+from forebay.web.store_errors import STORE_ERRORS
 from forebay.web.workers import warn_if_each_counts_alone
 
 if TYPE_CHECKING:
@@ -130,12 +131,11 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         try:
             limiter, fields_of = _limiter(type(self).limiter_class, scope, self.num_requests, self.duration)
             self.decision = decision = limiter.hit(self.key)
-        except StoreUnavailable as error:
-            raise LimitsUnavailable from error
-        except SegmentSpaceError as error:
-            # The limiter is made by the first request of a scope and rate.
-            log_for_operator(LimitsUnavailable.status_code, error)
-            raise LimitsUnavailable(FULL) from error
+        except STORE_ERRORS as error:
+            if not isinstance(error, StoreUnavailable):
+                log_for_operator(f"answered by {LimitsUnavailable.status_code}", error)
+            # No space for the limiter, which the first request of a scope and rate makes.
+            raise LimitsUnavailable(FULL if isinstance(error, SegmentSpaceError) else UNAVAILABLE) from error
         if decision.reason == "no room":
             raise LimitsUnavailable(FULL, whole_seconds_up(decision.retry_after_ns))
         visit: Visit | None = getattr(request._request, VISIT, None)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.reservation import Reservation
-from forebay.errors import ForeignState, StoreClosed, StoreUnavailable
+from forebay.errors import StoreClosed, StoreUnavailable
 from forebay.rate import NS
 from forebay.web.rules import DISCONNECTED, Denial, Rule
+from forebay.web.store_errors import STORE_ERRORS
 from forebay.web.turns import Turn
 
 if TYPE_CHECKING:
@@ -77,10 +78,17 @@ class BackgroundRelease:
 
 
 async def _run(work: Coroutine[Any, Any, object]) -> None:
+    with _store_may_fail():
+        await work
+
+
+@contextlib.contextmanager
+def _store_may_fail() -> Generator[None]:
+    """Within the block permits come back. If they can't, the response is unchanged."""
     try:
         with contextlib.suppress(StoreUnavailable, StoreClosed):
-            await work
-    except ForeignState as error:
+            yield
+    except STORE_ERRORS as error:
         _log.warning("a request's permits were not released: %s", error)
 
 
@@ -284,7 +292,7 @@ class RequestCleanup:
                 self._call(store.executor.give_back, [taken for taken in batch if taken.store is store], self.patience)
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
-        with contextlib.suppress(StoreUnavailable):
+        with _store_may_fail():
             result = function(*arguments)
             if self.background is not None and isinstance(result, Coroutine):
                 self.background.start(result)

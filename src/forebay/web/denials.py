@@ -16,9 +16,9 @@ from forebay.web.client import UnknownPeer
 from forebay.web.header_fields import Policy, Writer, header_writer
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Rule
+from forebay.web.store_errors import WhenUnavailable
 
 __all__ = [
-    "DENYING_ERRORS",
     "HOLDER_WAIT_S",
     "STORE_WAIT_S",
     "Denials",
@@ -33,19 +33,16 @@ HOLDER_WAIT_S: Final = 1
 STORE_WAIT_S: Final = 1
 """``Retry-After`` while the store is unavailable."""
 
-DENYING_ERRORS: Final = (CostExceedsLimit, StoreUnavailable, UnknownPeer)
-"""The errors for which a request is denied (`Denials.for_error`), instead of failing."""
-
 LOG_EVERY_S: Final = 60
 log: Final = logging.getLogger("forebay.web")
 _denied_log: Final = logging.getLogger("forebay.web.denied")
 _log_turns: Final = Seldom(LOG_EVERY_S)
 
 
-def log_for_operator(status: int, error: Exception) -> None:
-    """Log the remedy of an error that every request would repeat: once a minute for each status."""
-    if _log_turns.is_due(status):
-        log.error("requests are answered by %d: %s", status, error)
+def log_for_operator(outcome: str, error: Exception) -> None:
+    """Log the remedy of an error that every request would repeat: once a minute for each outcome."""
+    if _log_turns.is_due(outcome):
+        log.error("requests are %s: %s", outcome, error)
 
 
 def log_denial(request: Request, denial: Denial) -> None:
@@ -86,10 +83,14 @@ class Denials:
         policies: Sequence[Policy],
         styles: Sequence[str],
         partitions_of: Callable[[Request, Sequence[Rule]], Sequence[str]],
+        when_unavailable: WhenUnavailable,
     ) -> None:
         self._rules, self._policies, self._styles, self._partitions_of = rules, policies, styles, partitions_of
+        self._admits_unchecked = when_unavailable == "allow"
         # Where the limits could not be checked, a rule's own status and answer don't apply.
-        self._unavailable_rule = dataclasses.replace(first_rule, status=503, answer=None)
+        status = 429 if when_unavailable == "429" else 503
+        self._unavailable_rule = dataclasses.replace(first_rule, status=status, answer=None)
+        self._full_rule = dataclasses.replace(first_rule, status=503, answer=None)
         self._unknown_rule = dataclasses.replace(first_rule, status=500, answer=None)
         self._writers: dict[tuple[int, ...], Writer] = {}
 
@@ -111,19 +112,24 @@ class Denials:
         )
         return Denial(rule, tuple(Policy(rule.limiter).name for rule, _ in denied), decision, wait_s, tuple(fields))
 
-    def for_error(self, error: Exception) -> Denial:
-        """For one of `DENYING_ERRORS`."""
+    def for_error(self, error: Exception) -> Denial | None:
+        """For one of `DENYING_ERRORS`. None: the request is admitted although its limits could not be checked."""
         if isinstance(error, CostExceedsLimit):
             return self._never(error)
-        if isinstance(error, StoreUnavailable):
-            return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), UNAVAILABLE)
-        assert isinstance(error, UnknownPeer)
-        log_for_operator(self._unknown_rule.denial_status, error)
-        return Denial(self._unknown_rule, (), None, None, (), UNKNOWN)
+        if isinstance(error, UnknownPeer):
+            log_for_operator(f"answered by {self._unknown_rule.denial_status}", error)
+            return Denial(self._unknown_rule, (), None, None, (), UNKNOWN)
+        if self._admits_unchecked:
+            log_for_operator("admitted without a limit", error)
+            return None
+        if not isinstance(error, StoreUnavailable):
+            # Redis logs its own outages.
+            log_for_operator(f"answered by {self._unavailable_rule.denial_status}", error)
+        return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), UNAVAILABLE)
 
     def full(self, wait_ns: int) -> Denial:
         """The store has no room for another key, and denies new ones."""
-        return Denial(self._unavailable_rule, (), None, whole_seconds_up(wait_ns), (), FULL)
+        return Denial(self._full_rule, (), None, whole_seconds_up(wait_ns), (), FULL)
 
     def _never(self, error: CostExceedsLimit) -> Denial:
         rule = next((rule for rule in self._rules if rule.limiter.name == error.limiter), None)

@@ -13,8 +13,8 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Decision, next_after_ns_of, remaining_of
 from forebay.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest
 
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, StoreUnavailable
-from forebay.web.client import UnknownPeer
+from forebay.errors import InvalidCost, InvalidKey
+from forebay.web.store_errors import DENYING_ERRORS
 
 
 cdef extern from "Python.h":
@@ -171,8 +171,9 @@ cdef class FastCharge:
             else:
                 cost = self.cost if self.cost_of is None else self.cost_of(request)
                 decided = self.hit(key, cost)
-        except (CostExceedsLimit, StoreUnavailable, UnknownPeer) as error:
-            return self.denial_for(error)
+        except DENYING_ERRORS as error:
+            denial = self.denial_for(error)
+            return [] if denial is None else denial
         except (InvalidKey, InvalidCost) as error:
             if not self.is_one:
                 raise

@@ -20,6 +20,7 @@ from forebay.web.patterns import UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop, kind_of, with_tiers
+from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
 __all__ = ["Gate", "Passage"]
@@ -34,14 +35,15 @@ class Gate:
     ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit``
     identifies the key by a keyed hash. `enabled` False, or ``FOREBAY_ENABLED=false`` in the environment, switches all
     limits off, with a ``LimitsDisabledWarning``. `on_denied` is called with the request and the ``Denial`` of each
-    denied request; what it raises is logged. With `encoded`, a passage's fields are bytes with names in small letters,
-    as ASGI has them.
+    denied request; what it raises is logged. `when_unavailable` says what requests are answered while a store fails:
+    ``"503"``, ``"429"``, or ``"allow"``, which handles them without a limit. With `encoded`, a passage's fields are
+    bytes with names in small letters, as ASGI has them.
     `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
 
     Over a ``RedisStore``, ``enter`` waits for the answer of Redis; together with the releases at the request's end it
     waits no longer than the store's deadline. Over a ``LeasedStore`` it waits as its limiters do. Over an
     ``AsyncRedisStore`` or an ``AsyncLeasedStore`` ``is_awaited`` is True, and only ``enter_async`` may be called. If
-    the store is unavailable, the request is denied with status 503.
+    a store fails, `when_unavailable` decides.
 
     Raises ``InvalidLimiter``. Thread-safe, fork-safe; in shared memory it never waits. O(rules), and one decision of
     the rules that match.
@@ -62,6 +64,7 @@ class Gate:
         partition_keys: bool = False,
         enabled: bool = True,
         on_denied: OnDenied | None = None,
+        when_unavailable: WhenUnavailable = "503",
         encoded: bool = False,
         in_loop: bool | None = None,
     ) -> None:
@@ -86,6 +89,7 @@ class Gate:
         )
         self.has_cleanups = any(rule.is_reserved or rule.is_held for rule in self.rules)
         self._styles = checked_styles(headers)
+        self._when_unavailable = checked_when_unavailable(when_unavailable)
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
@@ -197,7 +201,7 @@ class Gate:
             kind = LeasedPlan
         elif any(rule.is_remote for rule in rules):
             kind = RedisPlan
-        plan = kind(rules, self.client, self._styles, self._encoded, self._secret)
+        plan = kind(rules, self.client, self._styles, self._encoded, self._secret, self._when_unavailable)
         self._plans[matching] = plan
         return plan
 

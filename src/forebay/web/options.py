@@ -12,6 +12,7 @@ from forebay.seldom import Seldom
 from forebay.web.denials import log
 from forebay.web.functions import check_function, has_to_be_awaited
 from forebay.web.request import KeyFunction, Request
+from forebay.web.store_errors import WhenUnavailable
 
 if TYPE_CHECKING:
     from forebay.web.rules import Denial
@@ -33,6 +34,7 @@ class GateOptions(TypedDict, total=False):
     partition_keys: bool
     enabled: bool
     on_denied: OnDenied | None
+    when_unavailable: WhenUnavailable
 
 
 def is_enabled(enabled: Any) -> bool:

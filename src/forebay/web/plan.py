@@ -16,13 +16,14 @@ from forebay.rate import NS
 from forebay.store import Store
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
-from forebay.web.denials import DENYING_ERRORS, HOLDER_WAIT_S, Denials
+from forebay.web.denials import HOLDER_WAIT_S, Denials
 from forebay.web.fastpath import FastCharge, Passage
 from forebay.web.functions import ResolvedRequest, checked_cost, checked_key, has_to_be_awaited, result_of
 from forebay.web.header_fields import Policy, header_writer, partition_text
 from forebay.web.native_requests import PeerKey
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Denial, Rule, kind_of
+from forebay.web.store_errors import DENYING_ERRORS, WhenUnavailable
 from forebay.web.turns import Turn
 
 __all__ = ["LeasedPlan", "LocalPlan", "Plan", "RedisPlan"]
@@ -44,7 +45,13 @@ class Plan:
     """Decides about a request, without awaiting anything."""
 
     def __init__(
-        self, rules: Sequence[Rule], client: KeyFunction, styles: Sequence[str], encoded: bool, secret: bytes
+        self,
+        rules: Sequence[Rule],
+        client: KeyFunction,
+        styles: Sequence[str],
+        encoded: bool,
+        secret: bytes,
+        when_unavailable: WhenUnavailable,
     ) -> None:
         self._client = client
         self.secret = secret
@@ -69,7 +76,7 @@ class Plan:
         self._shown = [rule for rule in [*self.charged, *self.reserved] if not rule.is_hidden]
         policies = [Policy(rule.limiter) for rule in [*self._shown, *self.held] if not rule.is_hidden]
         self.write = header_writer(styles, policies[: len(self._shown)], policies, encoded)
-        self.denials = Denials(self._all, rules[0], policies, styles, self.partitions)
+        self.denials = Denials(self._all, rules[0], policies, styles, self.partitions, when_unavailable)
         limiters: list[Any] = [rule.limiter for rule in self.charged]
         self._all_of: Any = AllOf(*limiters) if limiters else None
         keys = [rule.key or client for rule in self.charged]
@@ -86,7 +93,7 @@ class Plan:
         try:
             await request.resolve(self._functions_to_await)
         except UnknownPeer as error:
-            return self.denials.for_error(error)
+            return self._without_decisions(error)
         return await self._admit_resolved(request)
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
@@ -181,7 +188,7 @@ class Plan:
             decisions = yield from self._charge_flow(request, cleanup)
         except DENYING_ERRORS as error:
             cleanup.roll_back()
-            return self.denials.for_error(error)
+            return self._without_decisions(error)
         except BaseException:
             cleanup.roll_back()
             raise
@@ -216,6 +223,11 @@ class Plan:
                 return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
             cleanup.hold(rule, lease)
         return None
+
+    def _without_decisions(self, error: Exception) -> Passage | Denial:
+        """For one of `DENYING_ERRORS`."""
+        denial = self.denials.for_error(error)
+        return Passage(()) if denial is None else denial
 
     def _passage(
         self, decisions: Sequence[Decision], partitions: Sequence[str] = (), cleanup: RequestCleanup | None = None
@@ -261,7 +273,7 @@ class LocalPlan(Plan):
             decisions = self._charge(request, cleanup)
         except DENYING_ERRORS as error:
             cleanup.roll_back()
-            return self.denials.for_error(error)
+            return self._without_decisions(error)
         except BaseException:
             cleanup.roll_back()
             raise
@@ -364,7 +376,7 @@ class RedisPlan(Plan):
                 partitions = self.partitions(request)
                 decisions = await self._hit_each(self._keys(request), self._costs(request))
             except DENYING_ERRORS as error:
-                return self.denials.for_error(error)
+                return self._without_decisions(error)
             return self._passage(decisions, partitions) if all(decisions) else self.denial(request, decisions)
         patience = self._store.executor.patience()
         return await run_async(self._admit_flow(request, RequestCleanup(patience, BackgroundRelease(patience))))

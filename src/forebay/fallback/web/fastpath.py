@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, StoreUnavailable
+from forebay.errors import InvalidCost, InvalidKey
 from forebay.fallback.decision import Decision
-from forebay.web.client import UnknownPeer
 from forebay.web.native_requests import ASGIRequest, WSGIRequest
+from forebay.web.store_errors import DENYING_ERRORS
 
 __all__ = [
     "ASGIFastPath",
@@ -98,8 +98,9 @@ class FastCharge:
             key = self._key_of(request)
             cost = self._cost if self._cost_of is None else self._cost_of(request)
             decided = self._hit(key, cost)
-        except (CostExceedsLimit, StoreUnavailable, UnknownPeer) as error:
-            return self._denial_for(error)
+        except DENYING_ERRORS as error:
+            denial = self._denial_for(error)
+            return [] if denial is None else denial
         except (InvalidKey, InvalidCost) as error:
             if not self._is_one:
                 raise
