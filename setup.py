@@ -55,6 +55,7 @@ SHARED = "forebay.cython_utility"
 extensions.append(
     Extension(SHARED, sources=["src/forebay/cython_utility.c"], extra_compile_args=[*SMALL, "-fvisibility=hidden"])
 )
+extensions[-1].shared_utility_features_disabled = ["MemoryView"]  # its larger part, which no module uses
 for extension in extensions:
     extension.shared_utility_qualified_name = SHARED
     extension.cython_directives = {

@@ -23,6 +23,7 @@ from forebay.core.table.native cimport (
     multiply_high, prefetch, siphash13,
 )
 from forebay.core.table.table cimport TIME_BITS
+from forebay.segment.mapping cimport HeldBytes
 
 from forebay.segment import layout
 from forebay.segment.process_identity import PID_BITS
@@ -154,13 +155,13 @@ cdef struct Cells:
 
 
 cdef Cells cells_at(
-    const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t used, tuple kinds, int kept_bits,
+    HeldBytes memory, uint64_t offset, uint64_t group_count, uint64_t used, tuple kinds, int kept_bits,
     uint64_t now_ns, uint64_t latest_ns,
 ):
     cdef Cells cells
-    if offset % sizeof(ForebayCell) or offset + group_count * <uint64_t>layout.GROUP_BYTES > <uint64_t>len(memory):
+    if offset % sizeof(ForebayCell) or offset + group_count * <uint64_t>layout.GROUP_BYTES > memory.size:
         raise IndexError("the cells are not in the segment")
-    cells.cells = <const ForebayCell*>&memory[offset]
+    cells.cells = <const ForebayCell*>(memory.start + offset)
     cells.group_count = group_count
     cells.used = used
     cells.kinds = 1 << FOREBAY_KIND_EMPTY | 1 << FOREBAY_KIND_CLAIM
@@ -241,12 +242,13 @@ cdef void prefetch_probes(const Cells* cells, uint64_t first) noexcept nogil:
 
 
 def look_at_cells(
-    Counts counts, const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
+    Counts counts, memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
     uint64_t used, tuple kinds, int kept_bits, uint64_t now_ns, uint64_t latest_ns,
 ):
     """Check the cells `first` to `last` - 1 of the table at `offset`: each one alone, and for a second cell of its key.
     """
-    cdef Cells cells = cells_at(memory, offset, group_count, used, kinds, kept_bits, now_ns, latest_ns)
+    cdef HeldBytes bytes = HeldBytes(memory)
+    cdef Cells cells = cells_at(bytes, offset, group_count, used, kinds, kept_bits, now_ns, latest_ns)
     cdef uint64_t[1 << FOREBAY_KIND_BITS] by_kind
     cdef uint64_t index, kind, live = 0, stale = 0
     cdef ForebayCell seen
@@ -422,12 +424,13 @@ cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* 
 
 
 def look_at_words(
-    Counts counts, const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
+    Counts counts, memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
     uint64_t used, uint64_t algorithm, uint64_t word_count, uint64_t limit, uint64_t period_ns, uint64_t phase_ns,
     int low_bits, uint64_t now_ns,
 ):
     """Check the words of the cells `first` to `last` - 1, read while the cell itself didn't change."""
-    cdef Cells cells = cells_at(memory, offset, group_count, used, (), -1, now_ns, 0)
+    cdef HeldBytes bytes = HeldBytes(memory)
+    cdef Cells cells = cells_at(bytes, offset, group_count, used, (), -1, now_ns, 0)
     cdef Words words = Words(NULL, word_count, limit, period_ns, phase_ns, low_bits, now_ns)
     cdef uint64_t begin = offset + group_count * <uint64_t>layout.GROUP_BYTES
     cdef uint64_t index, held = 0
@@ -439,7 +442,7 @@ def look_at_words(
     cdef ForebayCell seen, again
     cdef Found found
     cdef int _
-    if used > group_count * CELLS_PER_GROUP or begin + used * word_count * 8 > <uint64_t>len(memory):
+    if used > group_count * CELLS_PER_GROUP or begin + used * word_count * 8 > bytes.size:
         raise IndexError("the words are not in the segment")
     if algorithm == FOREBAY_ALGORITHM_CONCURRENCY:
         needed = (limit + 127) // 128 * 2 + 2 * limit
@@ -447,7 +450,7 @@ def look_at_words(
         needed = FOREBAY_SYNCED_WORDS_PER_CELL
     if word_count < max(needed, <uint64_t>1) or period_ns == 0 or not 0 <= low_bits <= TIME_BITS:
         raise ValueError("these are no words of a limiter")
-    words.first = <const uint64_t*>&memory[begin]
+    words.first = <const uint64_t*>(bytes.start + begin)
     for index in range(first, min(last, used)):
         own = words.first + index * word_count
         with nogil:
@@ -503,14 +506,15 @@ cdef int64_t first_used(const uint8_t* bytes, uint64_t first, uint64_t last, uin
     return -1
 
 
-def look_at_unused(const uint8_t[::1] memory, uint64_t first, uint64_t last):
+def look_at_unused(memory, uint64_t first, uint64_t last):
     """Check bytes that no limiter uses: the number of blocked cells, and the place of the first word that is neither
     blocked nor zero; -1 if there is none."""
+    cdef HeldBytes bytes = HeldBytes(memory)
     cdef uint64_t blocked = 0
     cdef int64_t used = -1
-    if first % 8 or last > <uint64_t>len(memory):
+    if first % 8 or last > bytes.size:
         raise IndexError("the bytes are not in the segment")
     if first < last:
         with nogil:
-            used = first_used(&memory[0], first, last, &blocked)
+            used = first_used(bytes.start, first, last, &blocked)
     return blocked, used

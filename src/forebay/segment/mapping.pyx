@@ -1,7 +1,9 @@
-"""Mapping a segment's file, and asking the kernel for huge pages."""
+"""Mapping a segment's file, asking the kernel for huge pages, and reading memory that Python has mapped."""
 
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport errno
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -28,6 +30,21 @@ cdef enum:
     MADV_COLLAPSE = 25           # Linux 6.1; not in every C library's headers yet
     TMPFS_MAGIC = 0x01021994     # of Linux's headers, not of the C library's
     RAMFS_MAGIC = 0x858458F6
+
+
+@cython.final
+cdef class HeldBytes:
+    """The bytes of an object with the buffer protocol, as a mapping has: they stay where they are while this exists.
+
+    Typed memoryviews would do the same, and add 40 kB of Cython's code to the wheel.
+    """
+
+    def __cinit__(self, memory):
+        PyObject_GetBuffer(memory, &self.buffer, PyBUF_SIMPLE)
+        self.start, self.size = <const uint8_t*>self.buffer.buf, <uint64_t>self.buffer.len
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.buffer)
 
 
 cdef char* map_aligned(int fd, size_t size) except NULL:

@@ -7,6 +7,7 @@ memory per key, and one bit per request.
 """
 
 cimport cython
+from cpython.array cimport array
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -17,10 +18,9 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.table.native cimport prefetch, store_release
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport home_line
+from forebay.segment.mapping cimport HeldBytes
 from forebay.tuning.columns cimport Request
 from forebay.tuning.keys cimport Keys
-
-from array import array
 
 from forebay.errors import ForebayError
 
@@ -57,26 +57,28 @@ cdef inline void set_bit(uint8_t* bits, uint64_t index) noexcept nogil:
     bits[index >> 3] |= 1 << (index & 7)
 
 
-cdef uint64_t count_of(const uint8_t[::1] requests) noexcept nogil:
-    return requests.shape[0] // sizeof(Request)
+cdef uint64_t count_of(HeldBytes requests) noexcept nogil:
+    return requests.size // sizeof(Request)
 
 
-cdef const Request* requests_in(const uint8_t[::1] requests) except NULL:
-    if requests.shape[0] < <Py_ssize_t>sizeof(Request):
+cdef const Request* requests_in(HeldBytes requests) except NULL:
+    if requests.size < sizeof(Request):
         raise ValueError("there are no requests to replay")
-    return <const Request*>&requests[0]
+    return <const Request*>requests.start
 
 
-def demand(const uint8_t[::1] requests, uint64_t span_ns, uint32_t[::1] peaks):
+def demand(requests, uint64_t span_ns, array peaks not None):
     """Put the most requests of each key in any span of this length in `peaks`, which are 0 before.
 
     Returns how many keys had a request within one such span, at most. O(requests).
     """
-    cdef const Request* items = requests_in(requests)
-    cdef uint64_t size = count_of(requests)
+    cdef HeldBytes held = HeldBytes(requests)
+    cdef const Request* items = requests_in(held)
+    cdef uint64_t size = count_of(held)
     cdef uint64_t now, expired = 0
     cdef uint32_t live = 0, most_live = 0, key
-    cdef uint32_t* counts = <uint32_t*>PyMem_Calloc(peaks.shape[0], sizeof(uint32_t))
+    cdef uint32_t* most = peaks.data.as_uints
+    cdef uint32_t* counts = <uint32_t*>PyMem_Calloc(len(peaks), sizeof(uint32_t))
     if counts == NULL:
         raise MemoryError
     with nogil:
@@ -90,15 +92,16 @@ def demand(const uint8_t[::1] requests, uint64_t span_ns, uint32_t[::1] peaks):
             live += counts[key] == 0
             counts[key] += 1
             most_live = max(most_live, live)
-            peaks[key] = max(peaks[key], counts[key])
+            most[key] = max(most[key], counts[key])
     PyMem_Free(counts)
     return most_live
 
 
-def exact_log(const uint8_t[::1] requests, uint32_t keys, uint64_t limit, uint64_t period_ns):
+def exact_log(requests, uint32_t keys, uint64_t limit, uint64_t period_ns):
     """The decisions of an exact log: a bit for each request, set where the request is admitted. O(requests)."""
-    cdef const Request* items = requests_in(requests)
-    cdef uint64_t size = count_of(requests)
+    cdef HeldBytes held = HeldBytes(requests)
+    cdef const Request* items = requests_in(held)
+    cdef uint64_t size = count_of(held)
     cdef uint64_t now, expired = 0
     cdef bytearray admitted = bytearray(size // 8 + 1)
     cdef uint8_t* bits = admitted
@@ -124,7 +127,7 @@ cdef class Replay:
     `exact` is the result of `exact_log` for the same limit. The first request begins the first of `bins` bins of
     `bin_ns` each, in which denials are counted. For one thread at a time; runs without the GIL.
     """
-    cdef const uint8_t[::1] view             # keeps the memory
+    cdef HeldBytes requests                  # keeps their memory
     cdef const Request* items
     cdef uint64_t size
     cdef bytearray exact_bits
@@ -136,8 +139,8 @@ cdef class Replay:
     cdef uint64_t bin_ns
     cdef uint32_t* counts                    # by key: admitted in the period up to now
     cdef uint64_t* hashes                    # by key
-    cdef uint32_t[::1] denied_key
-    cdef uint64_t[::1] denied_bin
+    cdef uint32_t* denied_key
+    cdef uint64_t* denied_bin
     cdef CellLimiter limiter
     cdef uint64_t* clock_ns                  # of the limiter's segment
     cdef forebay_limiter* opened
@@ -150,29 +153,31 @@ cdef class Replay:
     cdef readonly uint64_t wrongly_allowed   # although the limiter had admitted `limit` in the period
     cdef readonly uint64_t wrongly_denied    # although it had admitted fewer
     cdef readonly uint64_t decision_ns       # the CPU's time for all decisions
-    cdef readonly object denied_by_key
-    cdef readonly object denied_by_bin
+    cdef readonly array denied_by_key
+    cdef readonly array denied_by_bin
 
     def __cinit__(
-        self, CellLimiter limiter not None, const uint8_t[::1] requests, Keys keys not None, bytearray exact not None,
+        self, CellLimiter limiter not None, requests, Keys keys not None, bytearray exact not None,
         uint64_t limit, uint64_t period_ns, uint64_t bin_ns, Py_ssize_t bins,
     ):
         cdef Segment segment = limiter.store.segment
         if segment.table.manual_ns == NULL:
             raise ValueError(f"requests are replayed by a limiter with a ManualClock, and {limiter!r} has none")
-        self.items, self.size = requests_in(requests), count_of(requests)
+        self.requests = HeldBytes(requests)
+        self.items, self.size = requests_in(self.requests), count_of(self.requests)
         if <uint64_t>len(exact) * 8 < self.size:
             raise ValueError(f"the exact log has {len(exact)} bytes, too few for {self.size} requests")
         if bins < 1 or bin_ns < 1 or (self.items[self.size - 1].time_ns - self.items[0].time_ns) // bin_ns >= (
                 <uint64_t>bins):
             raise ValueError(f"{bins} bins of {bin_ns} ns do not hold the requests")
-        self.view, self.exact_bits, self.exact = requests, exact, exact
+        self.exact_bits, self.exact = exact, exact
         self.admitted_bits = bytearray(self.size // 8 + 1)
         self.own = self.admitted_bits
         self.limit, self.period_ns, self.bin_ns = limit, period_ns, bin_ns
         self.denied_by_key = array("I", bytes(4 * keys.count))
         self.denied_by_bin = array("Q", bytes(8 * bins))
-        self.denied_key, self.denied_bin = self.denied_by_key, self.denied_by_bin
+        self.denied_key = self.denied_by_key.data.as_uints
+        self.denied_bin = <uint64_t*>self.denied_by_bin.data.as_ulongs
         self.limiter, self.clock_ns = limiter, segment.table.manual_ns
         self.counts = <uint32_t*>PyMem_Calloc(keys.count, sizeof(uint32_t))
         self.hashes = <uint64_t*>PyMem_Malloc(keys.count * sizeof(uint64_t))
