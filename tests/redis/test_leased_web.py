@@ -278,3 +278,19 @@ def test_a_request_that_is_cancelled_at_any_call_gives_back(server: RedisServer,
         assert local.peek(CLIENT).remaining == before[0] - is_admitted
     finally:
         world.close()
+
+
+def test_preflights_have_leased_permits_of_their_own(world: World) -> None:
+    site = world.site(Rule(FixedWindow(world.leased, "leased", "3/year")))
+    fields = [(b"origin", b"https://shop.example"), (b"access-control-request-method", b"POST")]
+
+    def preflight() -> int:
+        if world.kind == "wsgi":
+            return site.request(method="OPTIONS", fields=[(k.decode(), v.decode()) for k, v in fields]).status
+        wire = Wire({"type": "http.request", "body": b"", "more_body": False})
+        scope = asgi_scope("/", "OPTIONS", headers=fields)
+        world.loop.run_until_complete(site.app(scope, wire.receive, wire.send))
+        return wire.answered().status
+
+    assert [preflight() for _ in range(4)] == [200, 200, 200, 429]
+    assert [world.ask(site).status for _ in range(4)] == [200, 200, 200, 429]

@@ -117,11 +117,11 @@ def site(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Ite
         stores.append(kind(url, timeout=PATIENT_S, **options))
         application = Site(request.param, rules_of(stores[-1]))
 
-        def ask(path: str = "/") -> Answered:
+        def ask(path: str = "/", method: str = "GET", **options: Any) -> Answered:
             if request.param == "wsgi":
-                return application.request(path)
+                return application.request(path, method, **options)
             wire = Wire({"type": "http.request", "body": b"", "more_body": False})
-            loop.run_until_complete(application.app(asgi_scope(path, "GET"), wire.receive, wire.send))
+            loop.run_until_complete(application.app(asgi_scope(path, method, **options), wire.receive, wire.send))
             return wire.answered()
 
         return application, ask
@@ -164,6 +164,20 @@ def test_several_rules_over_redis_take_one_call(site: Callable[..., tuple[Any, A
     _, ask = site(server.url, rules)
     assert [ask(path).status for path in ("/dear", "/", "/dear", "/")] == [200, 200, 200, 429]
     assert ask("/dear").json["violated-policies"] == ["wide"]
+
+
+@pytest.mark.parametrize("more", [[], [Concurrency]])
+def test_preflights_have_permits_of_their_own(
+    site: Callable[..., tuple[Any, Ask]], server: RedisServer, more: list[Any]
+) -> None:
+    def rules(store: Any) -> list[Rule]:
+        limiters = [TokenBucket(store, "a", "2/hour"), *[kind(store, "b", 1) for kind in more]]
+        return [Rule(limiter, key=everyone) for limiter in limiters]
+
+    _, ask = site(server.url, rules)
+    fields = [("Origin", "https://shop.example"), ("Access-Control-Request-Method", "POST")]
+    assert [ask(method="OPTIONS", fields=fields).status for _ in range(3)] == [200, 200, 429]
+    assert [ask().status for _ in range(3)] == [200, 200, 429]
 
 
 def test_w27_redis_is_gone(site: Callable[..., tuple[Any, Ask]], gone: str) -> None:

@@ -38,6 +38,7 @@ class FastCharge:
         cls,
         plan: Any,
         hit: Callable[..., Any],
+        admit_any: Callable[[Request], Passage | Denial],
         key_of: KeyFunction,
         cost_of: Callable[[Request], Any] | None,
         cost: Any,

@@ -11,7 +11,7 @@ from libc.string cimport memcpy
 
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Decision, next_after_ns_of, remaining_of
-from forebay.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest
+from forebay.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest, is_options
 
 from forebay.errors import InvalidCost, InvalidKey
 from forebay.web.store_errors import DENYING_ERRORS
@@ -138,14 +138,16 @@ cdef class FastCharge:
     """Charges the rules of a plan without reserved or held permits: the usual case.
 
     `hit`: the limiter's method for one rule, or ``AllOf.hit_each`` for several. `key_of` and `cost_of` take a request.
+    `admit_any` takes one that may be a CORS preflight.
     """
 
-    cdef object hit, key_of, cost_of, cost, write, denial, denial_for, explained, partitions
+    cdef object hit, admit_any, key_of, cost_of, cost, write, denial, denial_for, explained, partitions
     cdef CellLimiter limiter     # called directly, where the cost is 1; or None
     cdef bint is_one, is_by_peer
 
-    def __cinit__(self, plan, hit, key_of, cost_of, cost, is_one):
-        self.hit, self.key_of, self.cost_of, self.cost, self.is_one = hit, key_of, cost_of, cost, is_one
+    def __cinit__(self, plan, hit, admit_any, key_of, cost_of, cost, is_one):
+        self.hit, self.admit_any, self.key_of = hit, admit_any, key_of
+        self.cost_of, self.cost, self.is_one = cost_of, cost, is_one
         self.is_by_peer = isinstance(key_of, PeerKey) and type(key_of).__call__ is PeerKey.__call__
         self.limiter = None
         if is_one and cost_of is None and type(cost) is int and cost == 1:
@@ -164,6 +166,9 @@ cdef class FastCharge:
         """A list of header fields for an admitted request, or a denial."""
         cdef list decisions
         key, cost = "", 1
+        if is_options(request):
+            passage = self.admit_any(request)
+            return list((<Passage>passage).fields) if type(passage) is Passage else passage
         try:
             key = (<PeerKey>self.key_of).key_for(request) if self.is_by_peer else self.key_of(request)
             if self.limiter is not None:

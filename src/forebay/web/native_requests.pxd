@@ -16,3 +16,6 @@ cdef class PeerKey:
     cdef object field_name
 
     cdef object key_for(self, object request)
+
+
+cdef bint is_options(object request) except -1

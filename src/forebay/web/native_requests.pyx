@@ -101,6 +101,18 @@ cdef list texts_of(str path):
     return texts
 
 
+cdef object value_of(object mapping, str name):
+    """``mapping.get(name)``. Of a dict, as servers make it, without a call of its method."""
+    cdef PyObject* found
+    if type(mapping) is not dict:
+        return mapping.get(name)
+    if not PyDict_GetItemRef(mapping, name, &found):
+        return None
+    value = <object>found
+    Py_DECREF(value)
+    return value
+
+
 cdef str joined(str root, str path):
     return root + path if not root or not path or path.startswith("/") else root + "/" + path
 
@@ -155,7 +167,7 @@ cdef class WSGIRequest:
         return self.peer_address()
 
     cdef object peer_address(self):
-        return self.native.get("REMOTE_ADDR") or None
+        return value_of(self.native, "REMOTE_ADDR") or None
 
     @property
     def user(self):
@@ -231,7 +243,7 @@ cdef class ASGIRequest:
         return self.peer_address()
 
     cdef object peer_address(self):
-        client = self.native.get("client")
+        client = value_of(self.native, "client")
         return client[0] if client else None
 
     @property
@@ -257,6 +269,17 @@ cdef class ASGIRequest:
         wanted = name.lower().encode("latin-1")
         values = [value for key, value in self.native["headers"] if key == wanted]
         return b",".join(values).decode("latin-1") if values else None
+
+
+cdef bint is_options(object request) except -1:
+    """Whether the method is ``OPTIONS``, in capitals or not."""
+    if type(request) is WSGIRequest:
+        method = value_of((<WSGIRequest>request).native, "REQUEST_METHOD")
+    elif type(request) is ASGIRequest:
+        method = value_of((<ASGIRequest>request).native, "method")
+    else:
+        method = request.method
+    return type(method) is str and len(<str>method) == 7 and (<str>method).upper() == "OPTIONS"
 
 
 cdef class PeerKey:

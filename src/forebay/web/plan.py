@@ -21,7 +21,7 @@ from forebay.web.fastpath import FastCharge, Passage
 from forebay.web.functions import ResolvedRequest, checked_cost, checked_key, has_to_be_awaited, result_of
 from forebay.web.header_fields import Policy, header_writer, partition_text
 from forebay.web.native_requests import PeerKey
-from forebay.web.request import KeyFunction, Request
+from forebay.web.request import KeyFunction, Request, is_preflight
 from forebay.web.rules import Denial, Rule, kind_of
 from forebay.web.store_errors import DENYING_ERRORS, WhenUnavailable
 from forebay.web.turns import Turn
@@ -30,6 +30,8 @@ __all__ = ["LeasedPlan", "LocalPlan", "Plan", "RedisPlan"]
 
 MOST_CHARGED_AT_ONCE: Final = 16
 """As ``AllOf``."""
+PREFLIGHT: Final = "CORS preflight"
+"""The first part of keys of preflights."""
 
 
 class Plan:
@@ -53,7 +55,7 @@ class Plan:
         secret: bytes,
         when_unavailable: WhenUnavailable,
     ) -> None:
-        self._client = client
+        self.client = client
         self.secret = secret
         self.held = [rule for rule in rules if rule.is_held]
         reserved = [rule for rule in rules if rule.is_reserved]
@@ -120,8 +122,10 @@ class Plan:
             return explained
         return error
 
-    def _fast_charge(self, hit_each: Callable[[Any, Any], Any]) -> FastCharge:
-        """For a simple plan. `hit_each` charges several rules as one."""
+    def _fast_charge(
+        self, hit_each: Callable[[Any, Any], Any], admit_any: Callable[[Request], Passage | Denial]
+    ) -> FastCharge:
+        """For a simple plan. `hit_each` charges several rules as one. `admit_any` is for a request of any method."""
         # The result of one key function for several rules may look like a key for each, unless it is an address.
         key_of, *others = self._key_functions
         if len(self.charged) > 1 and (others or not isinstance(key_of, PeerKey)):
@@ -130,18 +134,32 @@ class Plan:
             [rule] = self.charged
             limiter: Any = rule.limiter
             cost_of = rule.cost if callable(rule.cost) else None
-            return FastCharge(self, limiter.hit, key_of, cost_of, rule.cost, True)
-        return FastCharge(self, hit_each, key_of, self._costs_of if self._cost is None else None, self._cost, False)
+            return FastCharge(self, limiter.hit, admit_any, key_of, cost_of, rule.cost, True)
+        costs_of = self._costs_of if self._cost is None else None
+        return FastCharge(self, hit_each, admit_any, key_of, costs_of, self._cost, False)
+
+    def client_key(self, rule: Rule, request: Request) -> Any:
+        """For whom a request counts by a rule's key function. Raises ``InvalidKey`` and ``UnknownPeer``."""
+        return checked_key(rule, result_of(rule.key or self.client, request))
 
     def _key_of(self, rule: Rule, request: Request) -> Any:
-        return checked_key(rule, result_of(rule.key or self._client, request))
+        """The key that a rule charges.
+
+        Preflights have keys of their own, so that they leave a client its limit. They are limited themselves, because
+        any client can send them, and an application may handle them as other requests.
+        """
+        key = self.client_key(rule, request)
+        if request.method != "OPTIONS" or rule.where.methods or not is_preflight(request):
+            return key
+        return (PREFLIGHT, *key) if isinstance(key, tuple) else (PREFLIGHT, key)
 
     def _keys(self, request: Request) -> Any:
         """The keys of the rules that are charged as one."""
-        if len(self._key_functions) == 1:
-            key = checked_key(self.charged[0], result_of(self._key_functions[0], request))
+        if len(self._key_functions) == 1 and request.method != "OPTIONS":
+            key = self.client_key(self.charged[0], request)
             return [key] * len(self.charged) if len(self.charged) > 1 else key
-        return [self._key_of(rule, request) for rule in self.charged]
+        keys = [self._key_of(rule, request) for rule in self.charged]
+        return keys if len(keys) > 1 else keys[0]
 
     def _costs_of(self, request: Request) -> list[int]:
         return [rule.cost_of(request) for rule in self.charged]
@@ -256,7 +274,8 @@ class LocalPlan(Plan):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.admit = self._fast_charge(self._all_of.hit_each) if self._is_simple else self._admit_in_steps
+        in_steps = self._admit_in_steps
+        self.admit = self._fast_charge(self._all_of.hit_each, in_steps) if self._is_simple else in_steps
         self._awaits_charge_on = any(rule.awaits_charge_on for rule in self.reserved)
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
@@ -314,11 +333,11 @@ class LeasedPlan(LocalPlan):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        if any(rule.is_awaited for rule in self._all) or not self._is_simple:
-            self.admit = self._admit_blocking
+        if any(rule.is_awaited for rule in self._all):
+            self.admit = self._admit_in_steps
 
-    def _admit_blocking(self, request: Request) -> Passage | Denial:
-        return run(self._admit_flow(request, RequestCleanup()))
+    def _admit_in_steps(self, request: Request, background: BackgroundRelease | None = None) -> Passage | Denial:
+        return run(self._admit_flow(request, RequestCleanup(None, background)))
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
         # The response waits for permits that come back as long as each call takes.
@@ -364,7 +383,7 @@ class RedisPlan(Plan):
         self._store = limiters[0].store
         self._together: Any = self._store.together(limiters)
         is_fast = self._is_simple and not self._store.is_awaited
-        self.admit = self._fast_charge(self._hit_each) if is_fast else self._admit_together
+        self.admit = self._fast_charge(self._hit_each, self._admit_together) if is_fast else self._admit_together
 
     def _admit_together(self, request: Request) -> Passage | Denial:
         return run(self._admit_flow(request, RequestCleanup(self._store.executor.patience())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["BodyTooLarge", "Environ", "KeyFunction", "Request", "Scope", "declares_more_than"]
+__all__ = ["BodyTooLarge", "Environ", "KeyFunction", "Request", "Scope", "declares_more_than", "is_preflight"]
 
 Environ: TypeAlias = dict[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -59,3 +59,13 @@ def declares_more_than(max_bytes: int, request: _HasLength) -> bool:
     """Whether ``Content-Length`` exceeds `max_bytes`. A server lets an application read no more than it declares."""
     length = request.content_length
     return length is not None and length.isdecimal() and int(length[:20]) > max_bytes
+
+
+def is_preflight(request: Request) -> bool:
+    """Whether a browser may have sent it before a request of another origin, and no field overrides its method."""
+    return (
+        request.method == "OPTIONS"
+        and len(request.methods) == 1
+        and bool(request.header("origin"))
+        and bool(request.header("access-control-request-method"))
+    )

@@ -117,7 +117,9 @@ class Rule:
       matched with every path that a router may read in a request: with slashes merged, encodings decoded, a root
       removed. A path with a segment of dots, or one that ends with a line feed, matches every pattern.
     * `methods`: as in ``{"POST", "PUT"}``; empty: all. ``GET`` includes ``HEAD``; a WebSocket's is ``"WEBSOCKET"``.
-      A method in ``X-HTTP-Method-Override`` counts as well.
+      A method in ``X-HTTP-Method-Override`` counts as well. A CORS preflight, an ``OPTIONS`` with ``Origin`` and
+      ``Access-Control-Request-Method``, is charged as other requests if `methods` names ``OPTIONS``. If `methods` is
+      empty it isn't: a key has the same limit once more for its preflights.
     * `ignore_case`: whether ``/Login`` matches ``/login``, for routers that ignore case.
     * `key`: for whom a request counts, a callable that takes a ``Request``; None: the client's address.
     * `cost`: how many permits, a number or a callable that takes a ``Request``.

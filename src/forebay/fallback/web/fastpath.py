@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from forebay.errors import InvalidCost, InvalidKey
 from forebay.fallback.decision import Decision
+from forebay.fallback.web.native_requests import is_options
 from forebay.web.native_requests import ASGIRequest, WSGIRequest
 from forebay.web.store_errors import DENYING_ERRORS
 
@@ -79,10 +80,21 @@ class FastCharge:
     """Charges the rules of a plan without reserved or held permits: the usual case.
 
     `hit`: the limiter's method for one rule, or ``AllOf.hit_each`` for several. `key_of` and `cost_of` take a request.
+    `admit_any` takes one that may be a CORS preflight.
     """
 
-    def __init__(self, plan: Any, hit: Callable[..., Any], key_of: Any, cost_of: Any, cost: Any, is_one: bool) -> None:
-        self._hit, self._key_of, self._cost_of, self._cost, self._is_one = hit, key_of, cost_of, cost, is_one
+    def __init__(
+        self,
+        plan: Any,
+        hit: Callable[..., Any],
+        admit_any: Callable[[Any], Any],
+        key_of: Any,
+        cost_of: Any,
+        cost: Any,
+        is_one: bool,
+    ) -> None:
+        self._hit, self._admit_any, self._key_of = hit, admit_any, key_of
+        self._cost_of, self._cost, self._is_one = cost_of, cost, is_one
         self._write = plan.write
         self._partitions = plan.partitions if plan.secret else None
         self._denial, self._denial_for, self._explained = plan.denial, plan.denials.for_error, plan.explained
@@ -94,6 +106,9 @@ class FastCharge:
     def charge(self, request: Any) -> Any:
         """A list of header fields for an admitted request, or a denial."""
         key, cost = "", 1
+        if is_options(request):
+            passage = self._admit_any(request)
+            return list(passage.fields) if isinstance(passage, Passage) else passage
         try:
             key = self._key_of(request)
             cost = self._cost if self._cost_of is None else self._cost_of(request)

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from forebay.web.paths import odd_readings, with_slash
 
-__all__ = ["ASGIRequest", "PeerKey", "WSGIRequest", "methods", "readings"]
+__all__ = ["ASGIRequest", "PeerKey", "WSGIRequest", "is_options", "methods", "readings"]
 
 MOST_REMEMBERED: Final = 4096
 LONGEST_REMEMBERED: Final = 200
@@ -215,6 +215,17 @@ class ASGIRequest:
         wanted = name.lower().encode("latin-1")
         values = [value for key, value in self.native["headers"] if key == wanted]
         return b",".join(values).decode("latin-1") if values else None
+
+
+def is_options(request: Any) -> bool:
+    """Whether the method is ``OPTIONS``, in capitals or not."""
+    if isinstance(request, WSGIRequest):
+        method = request.native.get("REQUEST_METHOD")
+    elif isinstance(request, ASGIRequest):
+        method = request.native.get("method")
+    else:
+        method = request.method
+    return isinstance(method, str) and method.upper() == "OPTIONS"
 
 
 class PeerKey:
