@@ -136,6 +136,7 @@ def test_a_denial_is_one_line_of_the_log(site: MakeSite, bucket: TokenBucket, ca
         "forebay_status": 429,
         "forebay_retry_after_s": 60,
         "forebay_is_unavailable": False,
+        "forebay_is_ban": False,
         "http_method": "GET",
         "http_path": "/or\nders",
     }

@@ -33,7 +33,7 @@ from forebay.contrib.flask import Limits
 from forebay.contrib.views import NotInstalled, Visit
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
-from forebay.web import Answer, BodyLimit, Passage, Rule, everyone, options
+from forebay.web import AddressList, Answer, BodyLimit, Deny, Passage, Rule, everyone, options
 
 if not settings.configured:
     settings.configure(
@@ -57,7 +57,7 @@ class Its:
         self.two = TokenBucket(self.store, "two", "2/day")
         self.three = TokenBucket(self.store, "three", "3/day")
         self.held = Concurrency(self.store, "held", 1, lease="0.3s")
-        self.rules = [Rule(self.three, key=everyone)]
+        self.rules: list[Any] = [Rule(self.three, key=everyone)]
 
     def left(self) -> tuple[int, int, int]:
         two, three, held = (limiter.peek("everyone", 0).remaining for limiter in (self.two, self.three, self.held))
@@ -150,6 +150,15 @@ def test_every_extension_holds_requests_back(framework: str, place: str, its: It
     assert its.clock.now() == 1015
 
 
+@pytest.mark.parametrize("framework", ["flask", "starlette", "aiohttp"])
+def test_every_extension_refuses_and_exempts(framework: str, its: Its) -> None:
+    anywhere = AddressList(["0.0.0.0/1", "128.0.0.0/1"])
+    its.rules.append(Deny(anywhere))
+    assert _statuses(framework, its, {}, key=everyone) == [403] * 4
+    its.rules = []
+    assert _statuses(framework, its, {}, exempt=anywhere) == [200] * 4
+
+
 def _statuses(framework: str, its: Its, options: Any, **of_view: Any) -> list[int]:
     """Of four requests to a view that allows two, of an application that allows three."""
     if framework == "flask":
@@ -160,7 +169,7 @@ def _statuses(framework: str, its: Its, options: Any, **of_view: Any) -> list[in
         app = FastAPI(dependencies=[Depends(forebay.contrib.fastapi.limited(its.two, **of_view))])
         forebay.contrib.fastapi.setup(app, its.rules, **options)
         app.get("/")(lambda: "there")
-        return [call_asgi(app)[0]["status"] for _ in range(4)]
+        return [call_asgi(app, client=("127.0.0.1", 4711))[0]["status"] for _ in range(4)]
 
     @forebay.contrib.aiohttp.limited(its.two, **of_view)
     async def handle(request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 from forebay.core.limiter import Limiter
 from forebay.errors import ForebayError, InvalidLimiter, short_repr
 from forebay.rate import Duration
-from forebay.web import Answer, Denial, Gate, Passage, Request, Rule, everyone
+from forebay.web import AddressList, Answer, ClientAddress, Denial, Gate, Passage, Request, Rule
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
 
@@ -35,6 +35,8 @@ Rules: TypeAlias = tuple[Rule, ...]
 # Their values are lists, which several limits extend; of other fields the last value counts.
 LIST_FIELDS: Final = frozenset({"RateLimit", "RateLimit-Policy", b"ratelimit", b"ratelimit-policy"})
 LIMITED: Final = "_forebay_limited"
+# For a gate that only checks rules: it needs no peer, so it warns of none.
+_ANY_CLIENT: Final = ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")
 
 
 class NotInstalled(ForebayError, RuntimeError):
@@ -53,7 +55,7 @@ class RuleOptions(TypedDict, total=False):
     tier: Callable[[Request], str | Awaitable[str]] | None
     delay: Duration | None
     most_delayed: int | None
-    exempt: Callable[[Request], bool | Awaitable[bool]] | None
+    exempt: AddressList | Callable[[Request], bool | Awaitable[bool]] | None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None
     status: int | None
     answer: Answer | Callable[[Request, Denial], Answer] | None
@@ -164,7 +166,7 @@ def rules_of(limits: Iterable[Limiter | Rule], options: RuleOptions) -> Rules:
     if not rules:
         raise InvalidLimiter("no limiter is given: write limited(TokenBucket(store, 'orders', '5/second'))")
     # Rules that can't be charged together fail here, where they are written.
-    Gate(rules, client=everyone)
+    Gate(rules, client=_ANY_CLIENT)
     return tuple(rules)
 
 

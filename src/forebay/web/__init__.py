@@ -1,5 +1,6 @@
 """Limits for web applications: the WSGI and ASGI middlewares, and what the frameworks' extensions share."""
 
+from forebay.web.addresses import AddressList
 from forebay.web.answers import problem_report
 from forebay.web.asgi import ASGIMiddleware
 from forebay.web.client import ClientAddress
@@ -7,16 +8,18 @@ from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
 from forebay.web.refusals import refusal
 from forebay.web.request import Request
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Rule
+from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule
 from forebay.web.wsgi import WSGIMiddleware
 
 __all__ = [
     "DISCONNECTED",
     "ASGIMiddleware",
+    "AddressList",
     "Answer",
     "BodyLimit",
     "ClientAddress",
     "Denial",
+    "Deny",
     "Gate",
     "Passage",
     "Request",

@@ -10,7 +10,7 @@ from typing import Any, Final
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.header_fields import allowance
 from forebay.web.request import Request
-from forebay.web.rules import Answer, Denial, check_answer
+from forebay.web.rules import Answer, Denial, Deny, check_answer
 
 __all__ = [
     "answer_to",
@@ -54,6 +54,8 @@ def problem_report(denial: Denial) -> Answer:
     status, wait_s = denial.rule.denial_status, denial.retry_after_s
     if denial.is_unavailable:
         return unavailable(status, denial.cause, wait_s)
+    if isinstance(denial.rule, Deny):
+        return _problem(status, "about:blank", "Requests from this address are refused.", wait_s)
     when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
     detail = f"The limit is {allowance(denial.rule.limiter)}: {when}."
     return quota_exceeded(status, detail, wait_s, denial.fields, {"violated-policies": list(denial.violated)})

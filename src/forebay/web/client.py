@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final
+from ipaddress import ip_network
+from typing import Any, Final
 
 from forebay.errors import InvalidLimiter, short_repr
+from forebay.web.addresses import Address, as_address, as_network
 from forebay.web.native_requests import PeerKey
+from forebay.web.request import KeyFunction, Request
 
-__all__ = ["ClientAddress"]
+__all__ = ["ClientAddress", "client_address"]
 
 UNIX: Final = "unix"
 MOST_COMMAS: Final = 10
 """Commas in one proxy's element of ``Forwarded``."""
 
-UNIX_REMEDY: Final = (
-    'name the field of the proxy, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give '
-    "the rules another key"
+TRUST_REMEDY: Final = (
+    'name the field of the proxy, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")'
 )
+UNIX_REMEDY: Final = f"{TRUST_REMEDY}, or give the rules another key"
 
 
 class UnknownPeer(InvalidLimiter):
@@ -36,7 +38,6 @@ _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 _PAIR: Final = re.compile(rf"({_TOKEN})=({_TOKEN}|{_QUOTED})")
 _ELEMENT: Final = re.compile(rf"\s*+(?:{_PAIR.pattern})?(?:\s*+;\s*+(?:{_PAIR.pattern})?)*+\s*+")
-_WITH_PORT: Final = re.compile(r"\[([^\[\]]*)\](?::\w+)?|([^:]*)(?::\w+)?")
 
 
 class ClientAddress(PeerKey):
@@ -82,10 +83,19 @@ class ClientAddress(PeerKey):
         for what, prefix, most in (("ipv4_prefix", ipv4_prefix, 32), ("ipv6_prefix", ipv6_prefix, 128)):
             if isinstance(prefix, bool) or not isinstance(prefix, int) or not 1 <= prefix <= most:
                 raise InvalidLimiter(f"{what} is from 1 to {most} bits, not {short_repr(prefix)}")
-        self._networks = [_network(proxy) for proxy in proxies if proxy != UNIX]
+        self._networks = [
+            as_network(
+                proxy,
+                'a trusted proxy is a network such as "10.0.0.0/8", an address, or "unix"',
+                ", so a client could invent its own: name your proxies' networks",
+            )
+            for proxy in proxies
+            if proxy != UNIX
+        ]
         self._trusts_unix = UNIX in proxies
         self._header = header
         self._prefixes = {4: ipv4_prefix, 6: ipv6_prefix}
+        self._addresses = _WholeAddress(header, self)
         super().__init__(header)
 
     @property
@@ -98,74 +108,79 @@ class ClientAddress(PeerKey):
         trusted = f"trusted_proxies={networks}, header={self._header!r}" if networks else ""
         return f"ClientAddress({trusted})"
 
+    def address_of(self, request: Request) -> Address | None:
+        """The whole address of a request's client, which an ``AddressList`` may have.
+
+        None if it is unknown: the server reports no address, or a trusted proxy has named no client.
+        Never raises. Thread-safe; O(1) for addresses that it has seen before.
+        """
+        return self._addresses(request)  # type: ignore[return-value]
+
     def key_of(self, peer: str | None, field: str | None) -> str:
-        if peer is None:
-            if not self._trusts_unix:
-                raise UnknownPeer(f"the server reports no address of its peer, as over a Unix socket: {UNIX_REMEDY}")
-            client = None
-        else:
-            client = _address(peer)
-            if client is None:
-                return peer
-            if not self._is_trusted(client):
-                return self._reduced(client)
+        if peer is None and not self._trusts_unix:
+            raise UnknownPeer(f"the server reports no address of its peer, as over a Unix socket: {UNIX_REMEDY}")
+        last, _ = self.last_known(peer, field)
+        if last is None:
+            return UNIX if peer is None else peer
+        return self._reduced(last)
+
+    def last_known(self, peer: str | None, field: str | None) -> tuple[Address | None, bool]:
+        """The last reliable address, and whether it is the client's: not that of a proxy that has named no client."""
+        last = None if peer is None else as_address(peer)
+        if last is None:
+            if peer is not None or not self._trusts_unix:
+                return None, False
+        elif not self._is_trusted(last):
+            return last, True
         for hop in self._hops_from_the_last(field or ""):
-            address = _address(hop)
+            address = as_address(hop)
             if address is None:
-                break
-            client = address
-            if not self._is_trusted(client):
-                break
-        return UNIX if client is None else self._reduced(client)
+                return last, False
+            last = address
+            if not self._is_trusted(last):
+                return last, True
+        return last, bool(field)
 
     def _hops_from_the_last(self, field: str) -> Iterator[str]:
         if self._header is not None and self._header.lower() == "forwarded":
             return _forwarded_from_the_last(field)
         return reversed(field.split(","))
 
-    def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
+    def _is_trusted(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
 
-    def _reduced(self, address: IPv4Address | IPv6Address) -> str:
+    def _reduced(self, address: Address) -> str:
         prefix = self._prefixes[address.version]
         if prefix == address.max_prefixlen:
             return str(address)
         return str(ip_network((address, prefix), strict=False))
 
 
-def _network(text: str) -> IPv4Network | IPv6Network:
-    try:
-        if not isinstance(text, str):
-            raise TypeError(f"it is {type(text).__name__}")
-        network = ip_network(text)
-    except (ValueError, TypeError) as error:
-        raise InvalidLimiter(
-            f'a trusted proxy is a network such as "10.0.0.0/8", an address, or "unix", not {short_repr(text)}: {error}'
-        ) from None
-    mapped = getattr(network.network_address, "ipv4_mapped", None)
-    if mapped is not None and network.prefixlen >= 96:
-        network = IPv4Network((mapped, network.prefixlen - 96))
-    if network.prefixlen == 0:
-        raise InvalidLimiter(
-            f"{short_repr(text)} is every address, so a client could invent its own: name your proxies' networks"
-        )
-    return network
+class _WholeAddress(PeerKey):
+    """The address of a client, which it caches as others do keys."""
+
+    def __init__(self, field_name: str | None, client: ClientAddress) -> None:
+        self._client = client
+        super().__init__(field_name)
+
+    def key_of(self, peer: str | None, field: str | None) -> Any:
+        last, is_client = self._client.last_known(peer, field)
+        return last if is_client else None
 
 
-def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """An address with or without a port or brackets. IPv4 in IPv6 is IPv4."""
-    text = text.strip()
-    try:
-        address = ip_address(text.partition("%")[0])
-    except ValueError:
-        match = _WITH_PORT.fullmatch(text)
-        if match is None:
-            return None
-        try:
-            address = ip_address((match[1] or match[2] or "").partition("%")[0])
-        except ValueError:
-            return None
-    return getattr(address, "ipv4_mapped", None) or address
+def client_address(key: KeyFunction | None, client: KeyFunction) -> ClientAddress:
+    """The ``ClientAddress`` among the key function of a rule and that of its gate, for an ``AddressList``.
+
+    Raises ``InvalidLimiter`` if neither is one: a list with another address than that of the rules could let clients
+    pass as their proxy.
+    """
+    for function in (key, client):
+        if isinstance(function, ClientAddress):
+            return function
+    raise InvalidLimiter(
+        f"an AddressList needs the client's address, and {short_repr(client)} is no ClientAddress: write "
+        "client=ClientAddress(...), with a key for the rules"
+    )
 
 
 def _forwarded_from_the_last(field: str) -> Iterator[str]:

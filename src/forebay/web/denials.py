@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -12,16 +13,17 @@ from forebay.errors import CostExceedsLimit, StoreUnavailable, short_repr
 from forebay.rate import NS
 from forebay.seldom import Seldom
 from forebay.web.answers import FULL, UNAVAILABLE, UNKNOWN
-from forebay.web.client import UnknownPeer
+from forebay.web.client import TRUST_REMEDY, ClientAddress, UnknownPeer
 from forebay.web.header_fields import Policy, Writer, header_writer
 from forebay.web.request import Request
-from forebay.web.rules import Denial, Rule
+from forebay.web.rules import Denial, Deny, Rule
 from forebay.web.store_errors import WhenUnavailable
 
 __all__ = [
     "HOLDER_WAIT_S",
     "STORE_WAIT_S",
     "Denials",
+    "by_list",
     "log",
     "log_denial",
     "log_for_operator",
@@ -52,16 +54,19 @@ def log_denial(request: Request, denial: Denial) -> None:
     """
     if not _denied_log.isEnabledFor(logging.INFO):
         return
-    limiter, status = denial.rule.limiter.name, denial.rule.denial_status
+    limiter = "" if isinstance(denial.rule, Deny) else denial.rule.limiter.name
+    status = denial.rule.denial_status
+    by = ", ".join(denial.violated) or limiter or "a Deny"
     _denied_log.info(
         "%d for %s %s by %s",
-        *(status, short_repr(request.method), short_repr(request.path), ", ".join(denial.violated) or limiter),
+        *(status, short_repr(request.method), short_repr(request.path), by),
         extra={
             "forebay_limiter": limiter,
             "forebay_violated": denial.violated,
             "forebay_status": status,
             "forebay_retry_after_s": denial.retry_after_s,
             "forebay_is_unavailable": denial.is_unavailable,
+            "forebay_is_ban": denial.is_ban,
             "http_method": request.method,
             "http_path": request.path,
         },
@@ -71,6 +76,19 @@ def log_denial(request: Request, denial: Denial) -> None:
 def whole_seconds_up(duration_ns: int) -> int:
     """Whole seconds, rounded up: a client that waits for so long is not too early."""
     return -(-duration_ns // NS)
+
+
+def by_list(deny: Deny, request: Request, client: ClientAddress) -> Denial | None:
+    """The refusal of a client whose address is in the list; None for other clients."""
+    address = client.address_of(request)
+    if address is None and client.needs_peer and request.peer is None:
+        unknown = dataclasses.replace(deny, status=500, answer=None)
+        log_for_operator(500, UnknownPeer(f"a Deny needs the client's address, which the server hides: {TRUST_REMEDY}"))
+        return Denial(unknown, (), None, None, (), UNKNOWN)
+    left_s = deny.addresses.left_s(address)
+    if left_s is None:
+        return None
+    return Denial(deny, (), None, None if math.isinf(left_s) else math.ceil(left_s), (), is_ban=True)
 
 
 class Denials:

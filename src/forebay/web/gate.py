@@ -9,9 +9,10 @@ from forebay.awaited import Awaited
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.seldom import Seldom
+from forebay.web.addresses import AddressList
 from forebay.web.answers import answer_to
-from forebay.web.client import ClientAddress
-from forebay.web.denials import log, log_denial
+from forebay.web.client import ClientAddress, client_address
+from forebay.web.denials import by_list, log, log_denial
 from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
 from forebay.web.header_fields import checked_styles
@@ -19,7 +20,7 @@ from forebay.web.options import OnDenied, checked_on_denied, is_enabled
 from forebay.web.patterns import UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
-from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop, kind_of, with_tiers
+from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, check_event_loop, kind_of, with_tiers
 from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
@@ -29,9 +30,9 @@ __all__ = ["Gate", "Passage"]
 class Gate:
     """Decides whether a request may be handled; the middlewares and the frameworks' extensions call it.
 
-    `rules` are ``Rule`` and ``BodyLimit``. Their limiters may be in several ``Store``s and in one ``RedisStore``, or
-    leased. The host's limits decide first, and give back what they took if Redis denies. `client` is the key function
-    of rules without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and
+    `rules` are ``Rule``, ``Deny`` and ``BodyLimit``. Each ``Deny`` is checked before the rules. Limiters may be in
+    several ``Store``s and in one ``RedisStore``, or leased. The host's limits decide first, and give back what they took
+    if Redis denies. `client` is the key function of rules without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and
     ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit``
     identifies the key by a keyed hash. `enabled` False, or ``FOREBAY_ENABLED=false`` in the environment, switches all
     limits off, with a ``LimitsDisabledWarning``. `on_denied` is called with the request and the ``Denial`` of each
@@ -57,7 +58,7 @@ class Gate:
 
     def __init__(
         self,
-        rules: Iterable[Rule | BodyLimit],
+        rules: Iterable[Rule | Deny | BodyLimit],
         *,
         client: KeyFunction | None = None,
         headers: str | Iterable[str] = "draft-10",
@@ -69,10 +70,11 @@ class Gate:
         in_loop: bool | None = None,
     ) -> None:
         self.given = _listed(rules)
-        """The rules and body limits as they were given."""
+        """As they were given."""
         self.rules = with_tiers(self._given)
         """With a rule for each tier."""
         self.body_limits = tuple(limit for limit in self.given if isinstance(limit, BodyLimit))
+        self._denies = tuple(deny for deny in self.given if isinstance(deny, Deny))
         self.client = ClientAddress() if client is None else client
         if client is not None:
             check_function("client is a ClientAddress or another key function", client)
@@ -81,9 +83,14 @@ class Gate:
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
         check_event_loop(self._given, in_loop, self.client)
         _check_stores(self.rules)
+        for rule in self.rules:
+            if isinstance(rule.exempt, AddressList):
+                client_address(rule.key, self.client)
+        self._denied_client = client_address(None, self.client) if self._denies else ClientAddress()
+        """The client for each ``Deny``."""
         self._on_denied = checked_on_denied(on_denied)
         if not is_enabled(enabled):
-            self.given = self.rules = self.body_limits = ()
+            self.given = self.rules = self.body_limits = self._denies = ()
         self.is_awaited = has_to_be_awaited(self.client) or any(
             rule.is_awaited or rule.functions_to_await for rule in self.rules
         )
@@ -97,7 +104,8 @@ class Gate:
         for rule in self.rules:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
-        warn_if_clients_have_no_address(rule.key or self.client for rule in self.rules)
+        keys = [rule.key or self.client for rule in self.rules]
+        warn_if_clients_have_no_address([*keys, self.client] if self._denies else keys)
         self._always, self._conditional = self._choices()
         self._awaited_first = [
             (rule, function)
@@ -107,13 +115,16 @@ class Gate:
         ]
         self._unseen = UnseenPaths("rule", self.rules)
         self._unseen_by_limits = UnseenPaths("body limit", self.body_limits)
+        self._unseen_by_denies = UnseenPaths("Deny", self._denies)
         self._plans: dict[int, Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
         plan = self._plan_of(self._always) if self._always else None
-        self.admit = self.enter if self._conditional or plan is None else plan.admit
+        self.admit = self.enter if self._conditional or self._denies or plan is None else plan.admit
 
     def enter(self, request: Request) -> Passage | Denial | None:
         """Whether this request may be handled; None: no rule is for it."""
+        if self._denies and (denial := self._refused(request)) is not None:
+            return denial
         plan = self._plan_for(request)
         return None if plan is None else plan.admit(request)
 
@@ -132,6 +143,8 @@ class Gate:
 
         Its result is true before it is awaited, so a forgotten ``await`` could admit a request.
         """
+        if self._denies and (denial := self._refused(request)) is not None:
+            return denial
         resolved: Any = ResolvedRequest(request)
         if self._awaited_first:
             methods, paths = request.methods, request.paths
@@ -163,6 +176,16 @@ class Gate:
     def _given(self) -> list[Rule]:
         return [rule for rule in self.given if isinstance(rule, Rule)]
 
+    def _refused(self, request: Request) -> Denial | None:
+        """The denial by a ``Deny``."""
+        methods, paths = request.methods, request.paths
+        if self._unseen_by_denies.unseen:
+            self._unseen_by_denies.observe(methods, paths)
+        for deny in self._denies:
+            if deny.where.matches(methods, paths) and (denial := by_list(deny, request, self._denied_client)):
+                return denial
+        return None
+
     def _plan_for(self, request: Request) -> Plan | None:
         """The plan of the rules that match a request."""
         matching = self._always
@@ -171,7 +194,7 @@ class Gate:
             if self._unseen.unseen:
                 self._unseen.observe(methods, paths)
             for rule, bit, bits in self._conditional:
-                if rule.where.matches(methods, paths) and not rule.exempts(request):
+                if rule.where.matches(methods, paths) and not rule.exempts(request, self.client):
                     matching |= bits.get(rule.tier_of(request), bit) if bits else bit
         return self._plans[matching] if matching in self._plans else self._plan_of(matching)
 
@@ -219,17 +242,17 @@ def _tell_of_no_spacing(limiter: Any) -> None:
         )
 
 
-def _listed(rules: Any) -> tuple[Rule | BodyLimit, ...]:
-    """Raises ``InvalidLimiter`` for anything but rules and body limits."""
+def _listed(rules: Any) -> tuple[Rule | Deny | BodyLimit, ...]:
+    """Raises ``InvalidLimiter`` for anything but ``Rule``, ``Deny`` and ``BodyLimit``."""
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.
         raise InvalidLimiter(
-            f"rules are of Rule and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
+            f"rules are of Rule, Deny and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
         )
-    listed = (rules,) if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else tuple(rules)
+    listed = (rules,) if isinstance(rules, (Rule, Deny, BodyLimit)) or not isinstance(rules, Iterable) else tuple(rules)
     for rule in listed:
-        if not isinstance(rule, (Rule, BodyLimit)):
-            raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
+        if not isinstance(rule, (Rule, Deny, BodyLimit)):
+            raise InvalidLimiter(f"rules are of Rule, Deny and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
     return listed
 
 

@@ -17,6 +17,8 @@ from forebay.core.all_of import AllOf
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_delay_ns
+from forebay.web.addresses import AddressList
+from forebay.web.client import client_address
 from forebay.web.functions import (
     check_function,
     check_statuses,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     _AnyLimiter: TypeAlias = Limiter | RedisLimiter | AsyncRedisLimiter | AsyncLeasedLimiter
 
-__all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Rule"]
+__all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Deny", "Rule"]
 
 DISCONNECTED: Final = 499
 """The status that `charge_on` gets when the client disconnected before it had received the whole response."""
@@ -82,6 +84,22 @@ def check_answer(answer: Answer) -> None:
         )
     if not isinstance(body, bytes):
         raise InvalidLimiter(f"an Answer has a body of bytes, not {short_repr(body)}")
+
+
+def _check_response(status: int | None, answer: object) -> None:
+    """Raises ``InvalidLimiter`` for the `status` or the `answer` of a ``Rule`` or ``Deny``."""
+    if status is not None and (type(status) is not int or status not in range(200, 600)):
+        raise InvalidLimiter(f"status is an HTTP status such as 429, not {short_repr(status)}")
+    if isinstance(answer, Answer):
+        check_answer(answer)
+    elif answer is not None:
+        check_function("answer is an Answer or a callable that makes one of a request and a denial", answer, 2)
+        if has_to_be_awaited(answer):
+            raise InvalidLimiter(f"answer is a plain function, and {short_repr(answer)} has to be awaited")
+
+
+def _is_hidden(answer: object) -> bool:
+    return isinstance(answer, Answer) and answer.status < 400
 
 
 def _is_field(name: Any, value: Any) -> bool:
@@ -130,7 +148,9 @@ class Rule:
       ``TokenBucket``, ``LeakyBucket`` or ``MinInterval`` of a ``Store``. A task waits, or the worker's thread.
       `most_delayed`: how many requests of one process are held back at once, by default 4 in threads and 1,000 in an
       event loop; more are denied.
-    * `exempt`: a callable that takes a ``Request``; the rule does not apply where it returns True.
+    * `exempt`: a callable that takes a ``Request``; the rule does not apply where it returns True. Or an
+      ``AddressList``: the rule does not apply to clients in it. Their address is that of `key`, if it is a
+      ``ClientAddress``, or else that of the gate's `client`; a client without a known address isn't exempt.
     * `charge_on`: statuses of responses that stay charged, as in ``{401, 403}`` for failed logins or
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Other responses get
       their permits back. The permits are taken before the handler runs, so concurrent guesses can't exceed the limit. A
@@ -155,7 +175,7 @@ class Rule:
     tier: Callable[[Request], str | Awaitable[str]] | None = None
     delay: Duration | None = None
     most_delayed: int | None = None
-    exempt: Callable[[Request], bool | Awaitable[bool]] | None = None
+    exempt: AddressList | Callable[[Request], bool | Awaitable[bool]] | None = None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
@@ -178,22 +198,16 @@ class Rule:
                 f"a rule is for one limiter, not {short_repr(limiter)}: write TokenBucket(store, 'orders', '5/minute')"
             )
         for what in ("key", "exempt", "tier"):
-            if getattr(self, what) is not None:
-                check_function(f"{what} is a callable that takes a request", getattr(self, what))
+            function = getattr(self, what)
+            if function is not None and not (what == "exempt" and isinstance(function, AddressList)):
+                check_function(f"{what} is a callable that takes a request", function)
         if callable(self.cost):
             check_function("cost is a whole number or a callable that takes a request", self.cost)
         elif isinstance(self.cost, bool) or not isinstance(self.cost, int) or self.cost < 0:
             raise InvalidLimiter(
                 f"cost is a whole number or a callable that takes a request, not {short_repr(self.cost)}"
             )
-        if self.status is not None and (type(self.status) is not int or self.status not in range(200, 600)):
-            raise InvalidLimiter(f"status is an HTTP status such as 429, not {short_repr(self.status)}")
-        if isinstance(self.answer, Answer):
-            check_answer(self.answer)
-        elif self.answer is not None:
-            check_function("answer is an Answer or a callable that makes one of a request and a denial", self.answer, 2)
-            if has_to_be_awaited(self.answer):
-                raise InvalidLimiter(f"answer is a plain function, and {short_repr(self.answer)} has to be awaited")
+        _check_response(self.status, self.answer)
         if callable(self.charge_on):
             check_function("charge_on is a set of statuses or a callable that takes a status", self.charge_on)
         elif self.charge_on is not None:
@@ -275,7 +289,7 @@ class Rule:
     @property
     def is_hidden(self) -> bool:
         """Whether its denial looks like success, so that no header field may reveal it."""
-        return isinstance(self.answer, Answer) and self.answer.status < 400
+        return _is_hidden(self.answer)
 
     @property
     def functions_to_await(self) -> list[Any]:
@@ -285,8 +299,13 @@ class Rule:
             if has_to_be_awaited(function)
         ]
 
-    def exempts(self, request: Request) -> bool:
-        return self.exempt is not None and checked_bool(self, "exempt", result_of(self.exempt, request))
+    def exempts(self, request: Request, client: KeyFunction) -> bool:
+        """`client`: the key function of the gate."""
+        if self.exempt is None:
+            return False
+        if isinstance(self.exempt, AddressList):
+            return client_address(self.key, client).address_of(request) in self.exempt
+        return checked_bool(self, "exempt", result_of(self.exempt, request))
 
     def tier_of(self, request: Request) -> str | None:
         """None if the rule has no tiers."""
@@ -322,23 +341,66 @@ class BodyLimit:
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
 
 
+@dataclass(frozen=True)
+class Deny:
+    """Refuses clients by their address: ``Deny(AddressList("203.0.113.0/24"))``, among the rules.
+
+    `path`, `methods` and `ignore_case` are those of ``Rule``. `status`: of the refusal. `answer`: sent instead of the
+    problem report, an ``Answer`` or a callable that takes the ``Request`` and the ``Denial`` and returns one.
+
+    A refused request is charged by no rule. The address is that of the gate's `client`, a ``ClientAddress``; where the
+    server reports none, as over a Unix socket, the request is answered by 500. Raises ``InvalidLimiter``.
+    """
+
+    addresses: AddressList
+    _: KW_ONLY
+    path: str | Iterable[str] | None = None
+    methods: str | Iterable[str] = ()
+    ignore_case: bool = False
+    status: int = 403
+    answer: Answer | Callable[[Request, Denial], Answer] | None = None
+    where: RequestPattern = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.addresses, AddressList):
+            raise InvalidLimiter(
+                f"a Deny is for an AddressList, not {short_repr(self.addresses)}: write "
+                'Deny(AddressList("203.0.113.7"))'
+            )
+        if self.status is None:
+            raise InvalidLimiter("status is an HTTP status such as 403, not None")
+        _check_response(self.status, self.answer)
+        object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
+
+    @property
+    def denial_status(self) -> int:
+        return self.status
+
+    @property
+    def is_hidden(self) -> bool:
+        """As a rule's."""
+        return _is_hidden(self.answer)
+
+
 @dataclass(frozen=True, slots=True)
 class Denial:
     """Why a request is not handled.
 
-    ``rule`` is the binding one: of the rules that denied, the one with the longest wait. ``violated`` has the names of
-    all that denied. ``retry_after_s``: the same request is allowed after so many whole seconds if nothing else happens;
-    None: never, because it costs more than the limit. ``decision`` is the limiter's, None then. ``fields`` are the
-    header fields that describe the denial.
+    ``rule`` is the binding one: of the rules that denied, the one with the longest wait; or the ``Deny``. ``violated``
+    has the names of all that denied,. ``retry_after_s``: the same request is allowed after so many
+    whole seconds if nothing else happens; None: never, because it costs more than the limit, or is refused for good.
+    ``decision`` is the limiter's, None then. ``fields`` are the header fields that describe the denial.
     """
 
-    rule: Rule
+    rule: Rule | Deny
     violated: tuple[str, ...]
     decision: Decision | None
     retry_after_s: int | None
     fields: tuple[tuple[str, str], ...]
     cause: str = ""
     """Why the limits could not be checked: `UNAVAILABLE`, `FULL` or `UNKNOWN` of answers.py; empty if they were."""
+    is_ban: bool = False
+    """Whether a ``Deny`` refused the request, whatever is left of its limits."""
 
     @property
     def is_unavailable(self) -> bool:
