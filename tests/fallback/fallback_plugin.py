@@ -52,6 +52,7 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         "unit/test_python_clock.py::test_time_moved_by_one_process_moves_the_others*",
         "unit/test_manual_clock.py::test_child_sees_its_parents_clock_move",
         "unit/test_retry_after.py::test_pauses_of_many_processes_do_not_add_up",
+        "unit/test_web_bans.py::test_processes_count_denials_together",
         "unit/test_web_wsgi.py::test_gate_can_be_replaced_during_a_decision*",
         "unit/test_fixed_window.py::test_staggered_keys_have_the_same_phase_in_every_process*",
         "behaviour/test_worked_examples.py::*forked child]",

@@ -13,7 +13,7 @@ from web_requests import CLIENT, Answered, Site, Wire, asgi_scope
 
 from forebay import Concurrency, FixedWindow, InvalidLimiter, SlidingWindow, Store, TokenBucket
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
-from forebay.web import Rule, everyone
+from forebay.web import Ban, Rule, everyone
 
 
 @dataclass
@@ -278,6 +278,16 @@ def test_a_request_that_is_cancelled_at_any_call_gives_back(server: RedisServer,
         assert local.peek(CLIENT).remaining == before[0] - is_admitted
     finally:
         world.close()
+
+
+def test_leased_rules_ban_on_this_host(world: World) -> None:
+    ban = Ban(world.host, "guessers", "2/hour", lasts="10 minutes")
+    site = world.site(Rule(FixedWindow(world.leased, "leased", "3/year"), ban=ban))
+    answers = [world.ask(site) for _ in range(6)]
+    assert [answer.status for answer in answers] == [200] * 3 + [429] * 3
+    assert [answer.json["violated-policies"] for answer in answers[3:]] == [["leased"], ["leased"], ["guessers"]]
+    ban.lift(CLIENT)
+    assert world.ask(site).json["violated-policies"] == ["leased"]
 
 
 def test_preflights_have_leased_permits_of_their_own(world: World) -> None:

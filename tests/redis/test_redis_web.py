@@ -41,7 +41,7 @@ from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, Slidi
 from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
 from forebay.redis.transport.deadline import Patience
 from forebay.testing import ManualClock
-from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
+from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, Ban, Rule, WSGIMiddleware, everyone
 from forebay.web.cleanup import BackgroundRelease
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
@@ -178,6 +178,24 @@ def test_preflights_have_permits_of_their_own(
     fields = [("Origin", "https://shop.example"), ("Access-Control-Request-Method", "POST")]
     assert [ask(method="OPTIONS", fields=fields).status for _ in range(3)] == [200, 200, 429]
     assert [ask().status for _ in range(3)] == [200, 200, 429]
+
+
+def test_rules_over_redis_ban_on_this_host(site: Callable[..., tuple[Any, Ask]]) -> None:
+    """A banned key needs no round trip, and an unavailable Redis bans nobody."""
+    with Store.private(keys=100, clock=ManualClock()) as host:
+        ban = Ban(host, "guessers", "2/hour", lasts="10 minutes")
+        with redis_server() as server:
+            application, ask = site(
+                server.url, lambda store: [Rule(TokenBucket(store, "api", "1/hour"), key=everyone, ban=ban)]
+            )
+            assert [ask().status for _ in range(3)] == [200, 429, 429]
+        answer = ask()
+        assert (answer.status, answer["retry-after"]) == (429, "600")
+        assert answer.json["violated-policies"] == ["guessers"]
+        ban.lift("everyone")
+        assert [ask().status for _ in range(4)] == [503] * 4
+        assert ban.peek("everyone")
+        assert application.handled == 1
 
 
 def test_w27_redis_is_gone(site: Callable[..., tuple[Any, Ask]], gone: str) -> None:

@@ -33,7 +33,7 @@ from forebay.contrib.flask import Limits
 from forebay.contrib.views import NotInstalled, Visit
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
-from forebay.web import AddressList, Answer, BodyLimit, Deny, Passage, Rule, everyone, options
+from forebay.web import AddressList, Answer, Ban, BodyLimit, Deny, Passage, Rule, everyone, options
 
 if not settings.configured:
     settings.configure(
@@ -151,12 +151,19 @@ def test_every_extension_holds_requests_back(framework: str, place: str, its: It
 
 
 @pytest.mark.parametrize("framework", ["flask", "starlette", "aiohttp"])
-def test_every_extension_refuses_and_exempts(framework: str, its: Its) -> None:
+def test_every_extension_refuses_exempts_and_bans(framework: str, its: Its) -> None:
     anywhere = AddressList(["0.0.0.0/1", "128.0.0.0/1"])
     its.rules.append(Deny(anywhere))
     assert _statuses(framework, its, {}, key=everyone) == [403] * 4
     its.rules = []
     assert _statuses(framework, its, {}, exempt=anywhere) == [200] * 4
+    ban = Ban(its.store, "guessers", "2/day", lasts="1 hour")
+    assert _statuses(framework, its, {}, key=everyone, ban=ban) == [200, 200, 429, 429]
+    its.clock.advance(3599)
+    its.two.reset("everyone")
+    assert _statuses(framework, its, {}, key=everyone, ban=ban) == [429] * 4
+    its.clock.advance(1)
+    assert _statuses(framework, its, {}, key=everyone, ban=ban) == [200, 200, 429, 429]
 
 
 def _statuses(framework: str, its: Its, options: Any, **of_view: Any) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 from forebay.core.limiter import Limiter
 from forebay.errors import ForebayError, InvalidLimiter, short_repr
 from forebay.rate import Duration
-from forebay.web import AddressList, Answer, ClientAddress, Denial, Gate, Passage, Request, Rule
+from forebay.web import AddressList, Answer, Ban, ClientAddress, Denial, Gate, Passage, Request, Rule
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
 
@@ -56,6 +56,7 @@ class RuleOptions(TypedDict, total=False):
     delay: Duration | None
     most_delayed: int | None
     exempt: AddressList | Callable[[Request], bool | Awaitable[bool]] | None
+    ban: Ban | None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None
     status: int | None
     answer: Answer | Callable[[Request, Denial], Answer] | None

@@ -3,6 +3,7 @@
 from forebay.web.addresses import AddressList
 from forebay.web.answers import problem_report
 from forebay.web.asgi import ASGIMiddleware
+from forebay.web.bans import Ban
 from forebay.web.client import ClientAddress
 from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
@@ -16,6 +17,7 @@ __all__ = [
     "ASGIMiddleware",
     "AddressList",
     "Answer",
+    "Ban",
     "BodyLimit",
     "ClientAddress",
     "Denial",

@@ -56,6 +56,10 @@ def problem_report(denial: Denial) -> Answer:
         return unavailable(status, denial.cause, wait_s)
     if isinstance(denial.rule, Deny):
         return _problem(status, "about:blank", "Requests from this address are refused.", wait_s)
+    if denial.is_ban:
+        assert wait_s is not None
+        detail = f"Too many requests were denied: {again(wait_s)}."
+        return quota_exceeded(status, detail, wait_s, denial.fields, {"violated-policies": list(denial.violated)})
     when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
     detail = f"The limit is {allowance(denial.rule.limiter)}: {when}."
     return quota_exceeded(status, detail, wait_s, denial.fields, {"violated-policies": list(denial.violated)})

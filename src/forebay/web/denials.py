@@ -13,6 +13,7 @@ from forebay.errors import CostExceedsLimit, StoreUnavailable, short_repr
 from forebay.rate import NS
 from forebay.seldom import Seldom
 from forebay.web.answers import FULL, UNAVAILABLE, UNKNOWN
+from forebay.web.bans import Ban
 from forebay.web.client import TRUST_REMEDY, ClientAddress, UnknownPeer
 from forebay.web.header_fields import Policy, Writer, header_writer
 from forebay.web.request import Request
@@ -23,6 +24,7 @@ __all__ = [
     "HOLDER_WAIT_S",
     "STORE_WAIT_S",
     "Denials",
+    "by_ban",
     "by_list",
     "log",
     "log_denial",
@@ -78,12 +80,18 @@ def whole_seconds_up(duration_ns: int) -> int:
     return -(-duration_ns // NS)
 
 
+def by_ban(rule: Rule, ban: Ban, decision: Decision) -> Denial:
+    """Of a banned key."""
+    wait_s = max(1, whole_seconds_up(decision.retry_after_ns))
+    return Denial(rule, (ban.name,), decision, wait_s, (), is_ban=True)
+
+
 def by_list(deny: Deny, request: Request, client: ClientAddress) -> Denial | None:
     """The refusal of a client whose address is in the list; None for other clients."""
     address = client.address_of(request)
     if address is None and client.needs_peer and request.peer is None:
         unknown = dataclasses.replace(deny, status=500, answer=None)
-        log_for_operator(500, UnknownPeer(f"a Deny needs the client's address, which the server hides: {TRUST_REMEDY}"))
+        log_for_operator("answered by 500", UnknownPeer(f"a Deny needs the client's address, which the server hides: {TRUST_REMEDY}"))
         return Denial(unknown, (), None, None, (), UNKNOWN)
     left_s = deny.addresses.left_s(address)
     if left_s is None:

@@ -11,6 +11,7 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.seldom import Seldom
 from forebay.web.addresses import AddressList
 from forebay.web.answers import answer_to
+from forebay.web.ban_plan import BanPlan
 from forebay.web.client import ClientAddress, client_address
 from forebay.web.denials import by_list, log, log_denial
 from forebay.web.fastpath import Passage
@@ -100,7 +101,7 @@ class Gate:
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
-        warn_if_each_counts_alone(native)
+        warn_if_each_counts_alone([*native, *[ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]])
         for rule in self.rules:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
@@ -116,7 +117,7 @@ class Gate:
         self._unseen = UnseenPaths("rule", self.rules)
         self._unseen_by_limits = UnseenPaths("body limit", self.body_limits)
         self._unseen_by_denies = UnseenPaths("Deny", self._denies)
-        self._plans: dict[int, Plan | None] = {0: None}
+        self._plans: dict[int, Plan | BanPlan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
         plan = self._plan_of(self._always) if self._always else None
         self.admit = self.enter if self._conditional or self._denies or plan is None else plan.admit
@@ -186,7 +187,7 @@ class Gate:
                 return denial
         return None
 
-    def _plan_for(self, request: Request) -> Plan | None:
+    def _plan_for(self, request: Request) -> Plan | BanPlan | None:
         """The plan of the rules that match a request."""
         matching = self._always
         if self._conditional:
@@ -217,14 +218,15 @@ class Gate:
                 always |= bit
         return always, conditional
 
-    def _plan_of(self, matching: int) -> Plan | None:
+    def _plan_of(self, matching: int) -> Plan | BanPlan | None:
         rules = [rule for i, rule in enumerate(self.rules) if matching >> i & 1]
         kind: type[Plan] = LocalPlan
         if any(rule.is_leased for rule in rules):
             kind = LeasedPlan
         elif any(rule.is_remote for rule in rules):
             kind = RedisPlan
-        plan = kind(rules, self.client, self._styles, self._encoded, self._secret, self._when_unavailable)
+        charging = kind(rules, self.client, self._styles, self._encoded, self._secret, self._when_unavailable)
+        plan = BanPlan(charging, rules) if any(rule.ban for rule in rules) else charging
         self._plans[matching] = plan
         return plan
 

@@ -18,6 +18,7 @@ from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_delay_ns
 from forebay.web.addresses import AddressList
+from forebay.web.bans import Ban
 from forebay.web.client import client_address
 from forebay.web.functions import (
     check_function,
@@ -151,6 +152,7 @@ class Rule:
     * `exempt`: a callable that takes a ``Request``; the rule does not apply where it returns True. Or an
       ``AddressList``: the rule does not apply to clients in it. Their address is that of `key`, if it is a
       ``ClientAddress``, or else that of the gate's `client`; a client without a known address isn't exempt.
+    * `ban`: a ``Ban``, by which a key with too many denials is denied for a while.
     * `charge_on`: statuses of responses that stay charged, as in ``{401, 403}`` for failed logins or
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Other responses get
       their permits back. The permits are taken before the handler runs, so concurrent guesses can't exceed the limit. A
@@ -176,6 +178,7 @@ class Rule:
     delay: Duration | None = None
     most_delayed: int | None = None
     exempt: AddressList | Callable[[Request], bool | Awaitable[bool]] | None = None
+    ban: Ban | None = None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
@@ -206,6 +209,11 @@ class Rule:
         elif isinstance(self.cost, bool) or not isinstance(self.cost, int) or self.cost < 0:
             raise InvalidLimiter(
                 f"cost is a whole number or a callable that takes a request, not {short_repr(self.cost)}"
+            )
+        if self.ban is not None and not isinstance(self.ban, Ban):
+            raise InvalidLimiter(
+                f"ban is a Ban, not {short_repr(self.ban)}: write "
+                'Ban(store, "guessers", "20/minute", lasts="10 minutes")'
             )
         _check_response(self.status, self.answer)
         if callable(self.charge_on):
@@ -387,9 +395,9 @@ class Denial:
     """Why a request is not handled.
 
     ``rule`` is the binding one: of the rules that denied, the one with the longest wait; or the ``Deny``. ``violated``
-    has the names of all that denied,. ``retry_after_s``: the same request is allowed after so many
+    has the names of all that denied, or of the ``Ban``. ``retry_after_s``: the same request is allowed after so many
     whole seconds if nothing else happens; None: never, because it costs more than the limit, or is refused for good.
-    ``decision`` is the limiter's, None then. ``fields`` are the header fields that describe the denial.
+    ``decision`` is the limiter's or the ban's, None then. ``fields`` are the header fields that describe the denial.
     """
 
     rule: Rule | Deny
@@ -400,7 +408,7 @@ class Denial:
     cause: str = ""
     """Why the limits could not be checked: `UNAVAILABLE`, `FULL` or `UNKNOWN` of answers.py; empty if they were."""
     is_ban: bool = False
-    """Whether a ``Deny`` refused the request, whatever is left of its limits."""
+    """Whether a ``Ban`` or a ``Deny`` refused the request, whatever is left of its limits."""
 
     @property
     def is_unavailable(self) -> bool:
