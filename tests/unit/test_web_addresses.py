@@ -13,7 +13,7 @@ import pytest
 from web_requests import CLIENT, Kind, Site, asgi_scope, wsgi_environ
 
 from forebay import FixedWindow, InvalidLimiter, LimitsDisabledWarning, Store, UnseenPathsWarning
-from forebay.contrib.views import rules_of
+from forebay.contrib.views import AppGates, rules_of
 from forebay.testing import ManualClock
 from forebay.web import (
     AddressList,
@@ -222,16 +222,29 @@ class TestExempt:
         assert statuses(limited, **via("192.0.2.5")) == [200, 200]
 
     def test_a_client_behind_a_unix_socket_is_not_exempt(self, site: MakeSite, limit: FixedWindow) -> None:
-        assert statuses(site([Rule(limit, exempt=OURS, key=everyone)]), client=None) == [200, 429]
+        named = site([Rule(limit, exempt=OURS, key=everyone)], client=ClientAddress())
+        assert statuses(named, client=None) == [200, 429]
         assert statuses(site([Rule(limit, exempt=OURS)]), client=None) == [500, 500]
 
     def test_a_list_without_a_client_address_is_refused_at_start(self, site: MakeSite, limit: FixedWindow) -> None:
         key = header("X-Key", otherwise=everyone)
-        with pytest.raises(InvalidLimiter, match=r"everyone.* is no ClientAddress: write client="):
+        with pytest.raises(
+            InvalidLimiter, match=r"write client=ClientAddress\(\), or behind proxies .*, not .*everyone"
+        ):
             site([Rule(limit, exempt=OURS)], client=everyone)
-        site([Rule(limit, exempt=OURS, key=key)])
         with pytest.raises(InvalidLimiter, match="an AddressList needs the client's address"):
             site([Deny(OURS), Rule(limit, key=BEHIND)], client=key)
+
+    def test_a_list_does_not_take_the_proxy_for_the_client_of_a_key(self, site: MakeSite, limit: FixedWindow) -> None:
+        """The key knows of proxies, and the default doesn't."""
+        rule = Rule(limit, exempt=OURS, key=header("X-Key", otherwise=BEHIND))
+        with pytest.raises(
+            InvalidLimiter, match=r"an AddressList needs the client's address: .* not ClientAddress\(\)"
+        ):
+            site([rule])
+        with pytest.raises(InvalidLimiter, match="an AddressList needs the client's address"):
+            AppGates(Gate(())).gate_of((rule,))
+        assert statuses(site([rule], client=BEHIND), **via("203.0.113.7")) == [200, 429]
 
     def test_a_rule_of_a_view_may_have_a_list(self, limit: FixedWindow) -> None:
         [rule] = rules_of([limit], {"exempt": OURS})

@@ -17,7 +17,7 @@ from forebay.web.addresses import Address, as_address, as_network
 from forebay.web.native_requests import PeerKey
 from forebay.web.request import KeyFunction, Request
 
-__all__ = ["ClientAddress", "client_address"]
+__all__ = ["PEERS", "ClientAddress", "client_address"]
 
 UNIX: Final = "unix"
 MOST_COMMAS: Final = 10
@@ -168,18 +168,23 @@ class _WholeAddress(PeerKey):
         return last if is_client else None
 
 
-def client_address(key: KeyFunction | None, client: KeyFunction) -> ClientAddress:
-    """The ``ClientAddress`` among the key function of a rule and that of its gate, for an ``AddressList``.
+PEERS: Final = ClientAddress()
+"""The client of gates that name none."""
 
-    Raises ``InvalidLimiter`` if neither is one: a list with another address than that of the rules could let clients
-    pass as their proxy.
+
+def client_address(key: KeyFunction | None, client: KeyFunction) -> ClientAddress:
+    """The ``ClientAddress`` of a rule with this `key`, or of its gate, for an ``AddressList``.
+
+    Raises ``InvalidLimiter`` if there is none, or only a default that the rule doesn't use: behind a proxy, a list of
+    private networks would then have every client.
     """
-    for function in (key, client):
-        if isinstance(function, ClientAddress):
-            return function
+    if isinstance(key, ClientAddress):
+        return key
+    if isinstance(client, ClientAddress) and (key is None or client is not PEERS):
+        return client
     raise InvalidLimiter(
-        f"an AddressList needs the client's address, and {short_repr(client)} is no ClientAddress: write "
-        "client=ClientAddress(...), with a key for the rules"
+        "an AddressList needs the client's address: beside the rules write client=ClientAddress(), or behind proxies "
+        f"client=ClientAddress(trusted_proxies=..., header=...), not {short_repr(client)}"
     )
 
 

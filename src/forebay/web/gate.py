@@ -12,7 +12,7 @@ from forebay.seldom import Seldom
 from forebay.web.addresses import AddressList
 from forebay.web.answers import answer_to
 from forebay.web.ban_plan import BanPlan
-from forebay.web.client import ClientAddress, client_address
+from forebay.web.client import PEERS, client_address
 from forebay.web.denials import by_list, log, log_denial
 from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
@@ -76,7 +76,7 @@ class Gate:
         """With a rule for each tier."""
         self.body_limits = tuple(limit for limit in self.given if isinstance(limit, BodyLimit))
         self._denies = tuple(deny for deny in self.given if isinstance(deny, Deny))
-        self.client = ClientAddress() if client is None else client
+        self.client = PEERS if client is None else client
         if client is not None:
             check_function("client is a ClientAddress or another key function", client)
         for what, value in (("partition_keys", partition_keys), ("encoded", encoded)):
@@ -87,7 +87,7 @@ class Gate:
         for rule in self.rules:
             if isinstance(rule.exempt, AddressList):
                 client_address(rule.key, self.client)
-        self._denied_client = client_address(None, self.client) if self._denies else ClientAddress()
+        self._denied_client = client_address(None, self.client) if self._denies else PEERS
         """The client for each ``Deny``."""
         self._on_denied = checked_on_denied(on_denied)
         if not is_enabled(enabled):
