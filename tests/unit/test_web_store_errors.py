@@ -11,11 +11,18 @@ from web_requests import Kind, Site
 
 from forebay import Concurrency, DamagedSegment, InvalidLimiter, LeakyBucket, Store, TokenBucket
 from forebay.seldom import Seldom
-from forebay.web import Answer, Rule, denials
+from forebay.web import Answer, Ban, Rule, denials
+
+
+def banning(store: Store) -> list[Rule]:
+    with Store.private(keys=100) as bans:
+        return [Rule(TokenBucket(store, "api", "1/minute"), ban=Ban(bans, "guessers", "1/minute", lasts="1 hour"))]
+
 
 RULES: dict[str, Callable[[Store], list[Rule]]] = {
     "one": lambda store: [Rule(TokenBucket(store, "api", "1/minute"), status=418, answer=Answer(200))],
     "several": lambda store: [Rule(TokenBucket(store, name, "1/minute")) for name in ("a", "b")],
+    "banned": banning,
     "held": lambda store: [Rule(Concurrency(store, "places", 1))],
     "reserved": lambda store: [Rule(TokenBucket(store, "api", "1/minute"), charge_on={401})],
     "delayed": lambda store: [Rule(LeakyBucket(store, "turns", "1/minute", capacity=2), delay="2s")],
@@ -74,6 +81,13 @@ def test_a_damaged_segment_is_a_failing_store(kind: Kind, monkeypatch: pytest.Mo
             raise DamagedSegment("/dev/shm/forebay-shop", "two limiters at one place", "one", "remove it")
 
         assert Site(kind, [Rule(TokenBucket(store, "api", "1/minute"), key=key)]).request().status == 503
+
+
+def test_a_denial_stands_that_no_ban_can_count(kind: Kind) -> None:
+    with Store.private(keys=100) as store:
+        [rule] = banning(store)
+        site = Site(kind, [rule], {"when_unavailable": "allow"})
+        assert [site.request().status for _ in range(3)] == [200, 429, 429]
 
 
 def test_a_limit_that_denies_still_denies(kind: Kind) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from forebay.web.bans import Ban
@@ -13,6 +14,7 @@ from forebay.web.header_fields import Policy
 from forebay.web.plan import Plan
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Rule
+from forebay.web.store_errors import DENYING_ERRORS, STORE_ERRORS
 
 __all__ = ["BanPlan"]
 
@@ -34,17 +36,21 @@ class BanPlan:
 
     def admit(self, request: Request) -> Passage | Denial:
         """As the plan's."""
-        try:
-            return self._ban_of(request) or self._counted(request, self._plan.admit(request))
-        except UnknownPeer as error:
-            return self._plan.denials.for_error(error)
+        return self._banned(request) or self._counted(request, self._plan.admit(request))
 
     async def admit_async(self, request: ResolvedRequest) -> Passage | Denial:
         """As the plan's."""
         try:
             await request.resolve(self._keys_to_await)
-            return self._ban_of(request) or self._counted(request, await self._plan.admit_async(request))
         except UnknownPeer as error:
+            return self._plan.without_decisions(error)
+        return self._banned(request) or self._counted(request, await self._plan.admit_async(request))
+
+    def _banned(self, request: Request) -> Denial | None:
+        """As ``_ban_of``. If the bans can't be read, the denial is of a failing store, or the limits alone decide."""
+        try:
+            return self._ban_of(request)
+        except DENYING_ERRORS as error:
             return self._plan.denials.for_error(error)
 
     def _ban_of(self, request: Request) -> Denial | None:
@@ -55,7 +61,9 @@ class BanPlan:
 
     def _counted(self, request: Request, passage: Passage | Denial) -> Passage | Denial:
         if isinstance(passage, Denial):
-            for rule, ban, name in self._bans:
-                if name in passage.violated:
-                    ban.count_denial(self._plan.client_key(rule, request))
+            # The request is denied, whether or not that can be counted.
+            with contextlib.suppress(*STORE_ERRORS):
+                for rule, ban, name in self._bans:
+                    if name in passage.violated:
+                        ban.count_denial(self._plan.client_key(rule, request))
         return passage

@@ -91,7 +91,8 @@ def by_list(deny: Deny, request: Request, client: ClientAddress) -> Denial | Non
     address = client.address_of(request)
     if address is None and client.needs_peer and request.peer is None:
         unknown = dataclasses.replace(deny, status=500, answer=None)
-        log_for_operator("answered by 500", UnknownPeer(f"a Deny needs the client's address, which the server hides: {TRUST_REMEDY}"))
+        error = UnknownPeer(f"a Deny needs the client's address, which the server hides: {TRUST_REMEDY}")
+        log_for_operator("answered by 500", error)
         return Denial(unknown, (), None, None, (), UNKNOWN)
     left_s = deny.addresses.left_s(address)
     if left_s is None:

@@ -32,14 +32,14 @@ class Gate:
     """Decides whether a request may be handled; the middlewares and the frameworks' extensions call it.
 
     `rules` are ``Rule``, ``Deny`` and ``BodyLimit``. Each ``Deny`` is checked before the rules. Limiters may be in
-    several ``Store``s and in one ``RedisStore``, or leased. The host's limits decide first, and give back what they took
-    if Redis denies. `client` is the key function of rules without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and
-    ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit``
-    identifies the key by a keyed hash. `enabled` False, or ``FOREBAY_ENABLED=false`` in the environment, switches all
-    limits off, with a ``LimitsDisabledWarning``. `on_denied` is called with the request and the ``Denial`` of each
-    denied request; what it raises is logged. `when_unavailable` says what requests are answered while a store fails:
-    ``"503"``, ``"429"``, or ``"allow"``, which handles them without a limit. With `encoded`, a passage's fields are
-    bytes with names in small letters, as ASGI has them.
+    several ``Store``s and in one ``RedisStore``, or leased. The host's limits decide first, and give back what they
+    took if Redis denies. `client` is the key function of rules without a `key`. `headers` names the fields of
+    responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of
+    them, or none. With `partition_keys`, ``RateLimit`` identifies the key by a keyed hash. `enabled` False, or
+    ``FOREBAY_ENABLED=false`` in the environment, switches all limits off, with a ``LimitsDisabledWarning``. `on_denied`
+    is called with the request and the ``Denial`` of each denied request; what it raises is logged. `when_unavailable`
+    says what requests are answered while a store fails: ``"503"``, ``"429"``, or ``"allow"``, which handles them
+    without a limit. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has them.
     `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
 
     Over a ``RedisStore``, ``enter`` waits for the answer of Redis; together with the releases at the request's end it

@@ -95,7 +95,7 @@ class Plan:
         try:
             await request.resolve(self._functions_to_await)
         except UnknownPeer as error:
-            return self._without_decisions(error)
+            return self.without_decisions(error)
         return await self._admit_resolved(request)
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
@@ -206,7 +206,7 @@ class Plan:
             decisions = yield from self._charge_flow(request, cleanup)
         except DENYING_ERRORS as error:
             cleanup.roll_back()
-            return self._without_decisions(error)
+            return self.without_decisions(error)
         except BaseException:
             cleanup.roll_back()
             raise
@@ -242,7 +242,7 @@ class Plan:
             cleanup.hold(rule, lease)
         return None
 
-    def _without_decisions(self, error: Exception) -> Passage | Denial:
+    def without_decisions(self, error: Exception) -> Passage | Denial:
         """For one of `DENYING_ERRORS`."""
         denial = self.denials.for_error(error)
         return Passage(()) if denial is None else denial
@@ -292,7 +292,7 @@ class LocalPlan(Plan):
             decisions = self._charge(request, cleanup)
         except DENYING_ERRORS as error:
             cleanup.roll_back()
-            return self._without_decisions(error)
+            return self.without_decisions(error)
         except BaseException:
             cleanup.roll_back()
             raise
@@ -395,7 +395,7 @@ class RedisPlan(Plan):
                 partitions = self.partitions(request)
                 decisions = await self._hit_each(self._keys(request), self._costs(request))
             except DENYING_ERRORS as error:
-                return self._without_decisions(error)
+                return self.without_decisions(error)
             return self._passage(decisions, partitions) if all(decisions) else self.denial(request, decisions)
         patience = self._store.executor.patience()
         return await run_async(self._admit_flow(request, RequestCleanup(patience, BackgroundRelease(patience))))
