@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import recording
@@ -23,12 +24,14 @@ async def notify(context: dict[str, Any], order: int) -> str:
     return recording.notify(order)
 
 
-@limited(exports, key=recording.partner, task_time=recording.EXPORT_S)
-async def export(context: dict[str, Any], number: int) -> str:
-    return recording.export(number)
+@limited(exports, key=recording.partner, task_time=recording.EXPORT_S / 2)
+async def export(context: dict[str, Any], number: int) -> None:
+    begun_ns = recording.begin_export(number)
+    await asyncio.sleep(recording.EXPORT_S)
+    recording.end_export(number, begun_ns)
 
 
-@limited(partner, key="partner", cost=lambda context, number: number)
+@limited(partner, key="partner", cost=recording.price)
 async def never(context: dict[str, Any], number: int) -> None:
     recording.never(number)
 

@@ -26,13 +26,13 @@ def notify(task: Task, order: int) -> str:
 
 
 @app.task(name="export", acks_late=True, reject_on_worker_lost=True)
-@limited(exports, key=recording.partner, task_time=recording.EXPORT_S)
-def export(number: int) -> str:
-    return recording.export(number)
+@limited(exports, key=recording.partner, task_time=recording.EXPORT_S / 2)
+def export(number: int) -> None:
+    recording.export(number)
 
 
 @app.task(name="never")
-@limited(partner, key="partner", cost=lambda number: number)
+@limited(partner, key="partner", cost=recording.price)
 def never(number: int) -> None:
     recording.never(number)
 

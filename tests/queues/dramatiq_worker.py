@@ -31,13 +31,13 @@ def notify(order: int) -> None:
     recording.notify(order)
 
 
-@limited(exports, key=recording.partner, task_time=recording.EXPORT_S)
+@limited(exports, key=recording.partner, task_time=recording.EXPORT_S / 2)
 @dramatiq.actor(max_retries=0)
 def export(number: int) -> None:
     recording.export(number)
 
 
-@limited(partner, key="partner", cost=lambda number: number)
+@limited(partner, key="partner", cost=recording.price)
 @dramatiq.actor(max_retries=5)
 def never(number: int) -> None:
     recording.never(number)

@@ -18,7 +18,7 @@ REDIS = f"redis://127.0.0.1:{os.environ['QUEUES_PORT']}/0"
 FOLDER = Path(os.environ["QUEUES_FOLDER"])
 LEASE = "1 second" if os.environ["FOREBAY_URL"].startswith("redis") else "30 seconds"
 """Redis doesn't notice that a process has ended, so a killed task's permit comes back with the end of its lease."""
-EXPORT_S = 0.05
+EXPORT_S = 0.1
 
 _asked_ns = threading.local()
 
@@ -35,19 +35,32 @@ def notify(order: int) -> str:
     return f"notified {order}"
 
 
-def export(number: int) -> str:
-    """The first of them is killed while it runs."""
+def begin_export(number: int) -> int:
+    """The first of them is killed while it runs. Returns when it has begun."""
     begun_ns = time.monotonic_ns()
     try:
         (FOLDER / f"{QUEUE}-killed").touch(exist_ok=False)
     except FileExistsError:
-        pass
-    else:
-        record(event="killed", order=number)
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(EXPORT_S)
+        return begun_ns
+    record(event="killed", order=number)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("the process goes on after its kill")
+
+
+def end_export(number: int, begun_ns: int) -> None:
     record(event="exported", order=number, begun_ns=begun_ns)
-    return f"exported {number}"
+
+
+def export(number: int) -> None:
+    begun_ns = begin_export(number)
+    time.sleep(EXPORT_S)
+    end_export(number, begun_ns)
+
+
+def price(*arguments: Any) -> int:
+    """The cost of a task that can never run."""
+    record(event="priced")
+    return int(arguments[-1])
 
 
 def never(number: int) -> None:

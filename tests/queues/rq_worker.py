@@ -20,12 +20,12 @@ def notify(order: int) -> str:
     return recording.notify(order)
 
 
-@limited(exports, key=recording.partner, task_time=recording.EXPORT_S)
-def export(number: int) -> str:
-    return recording.export(number)
+@limited(exports, key=recording.partner, task_time=recording.EXPORT_S / 2)
+def export(number: int) -> None:
+    recording.export(number)
 
 
-@limited(partner, key="partner", cost=lambda number: number)
+@limited(partner, key="partner", cost=recording.price)
 def never(number: int) -> None:
     recording.never(number)
 

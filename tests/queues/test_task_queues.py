@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Call to '__init__' function with
 TASKS = 12
 BURST = PERMITS = 5
 PERIOD_NS = 2_000_000_000
-EXPORTS = 3
+EXPORTS = 5
 
 
 class Sent:
@@ -33,7 +33,6 @@ class Sent:
         self.queue = queue
         self.notified = [queue.enqueue("notify", number) for number in range(TASKS)]
         self.exported = [queue.enqueue("export", number) for number in range(EXPORTS)]
-        self.never = queue.enqueue("never", BURST + 1)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +92,9 @@ def test_killed_task_runs_again_and_its_permit_comes_back(sent: Sent) -> None:
 
 def test_task_that_costs_more_than_the_limit_fails_for_good(sent: Sent) -> None:
     queue = sent.queue
-    queue.until(lambda: queue.failure(sent.never) is not None, "the task fails")
-    assert "CostExceedsLimit" in str(queue.failure(sent.never))
+    queue.until(lambda: queue.records("exported"), "the worker is killed")
+    task = queue.enqueue("never", BURST + 1)
+    queue.until(lambda: queue.failure(task) is not None, "the task fails")
+    assert "CostExceedsLimit" in str(queue.failure(task))
+    assert len(queue.records("priced")) == 1
     assert not queue.records("never")

@@ -96,13 +96,12 @@ LIMITERS: dict[str, Callable[[Store], Any]] = {
 
 @pytest.mark.parametrize("kind", LIMITERS)
 def test_denied_tasks_return_one_by_one_at_the_rate_of_the_limit(kind: str, store: Store, clock: ManualClock) -> None:
-    """Without turns, each of 300 denied tasks would ask at each permit: about 45,000 times in all."""
+    """Without turns, all denied tasks would ask at each permit: about 45,000 times in all."""
     queue = Queue(limit_of(LIMITERS[kind](store)), clock)
     ran = queue.run(300)
     assert len(ran) == 300
-    assert queue.asked < 3 * 300
-    # At least half of the rate, with all windows and intervals.
-    assert ran[-1] < 2 * 30
+    assert queue.asked <= 2 * 300
+    assert ran[-1] <= 30
 
 
 @pytest.mark.parametrize("kind", ["leaky bucket", "minimum interval"])
@@ -124,7 +123,7 @@ def test_tasks_that_return_late_together_do_not_exceed_the_limit(store: Store, c
 
 def test_turns_of_keys_are_apart(store: Store) -> None:
     limit = TaskLimit(notify, TokenBucket(store, "partner", "1/second"), lambda order, urgent: order, {}, in_loop=False)
-    assert [ask(limit, order).later_s for order in (1, 2, 1, 2, 1)] == [None, None, 1.0, 1.0, 2.1]
+    assert [ask(limit, order).later_s for order in (1, 2, 1, 2, 1)] == [None, None, 1.0, 1.0, 2.0]
 
 
 def test_turn_of_the_binding_limit_counts(store: Store) -> None:

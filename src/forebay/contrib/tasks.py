@@ -66,8 +66,6 @@ TURNS: Final = "task turns"
 """The name of the turns' bucket in the store."""
 UNAVAILABLE_NS: Final = 5 * NS
 """A task asks again after this or half of it, if Redis doesn't answer."""
-SLACK: Final = 1.1
-"""Where a late task's permit isn't kept for it, turns are further apart than permits by this factor."""
 
 _log: Final = logging.getLogger("forebay.contrib")
 
@@ -259,7 +257,7 @@ class TaskLimit:
             number = next(i for i, part in enumerate(self._parts) if part.name == denial.limiter)
             key = key[number] if isinstance(key, list) else key
         part = self._parts[number]
-        interval_ns = self._interval_ns(part, cost, denial)
+        interval_ns = self._interval_ns(part, cost)
         if self._is_held:
             wait_ns, at_once = interval_ns, part.limit
         elif self._is_queue:
@@ -276,15 +274,10 @@ class TaskLimit:
             turn = yield turn
         return Admission((wait_ns + turn.delay_ns) / NS if turn else _spread_s(self._max_delay_ns))
 
-    def _interval_ns(self, part: Any, cost: int, denial: Any) -> int:
+    def _interval_ns(self, part: Any, cost: int) -> int:
         """The time between two turns: that in which the limit gives `cost` permits."""
-        permits = max(cost, 1)
-        if self._is_held:
-            interval_ns: int = -(-self._task_time_ns * permits // part.limit)
-        else:
-            interval_ns = -(-part.rate.period_ns * permits // part.rate.limit)
-            if self._is_queue or denial.limit < 2 * cost:
-                interval_ns = round(interval_ns * SLACK)
+        period_ns, limit = (self._task_time_ns, part.limit) if self._is_held else (part.rate.period_ns, part.rate.limit)
+        interval_ns: int = -(-period_ns * max(cost, 1) // limit)
         return min(interval_ns, MAX_PERIOD_NS)
 
     def _key_and_cost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
