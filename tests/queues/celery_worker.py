@@ -39,5 +39,5 @@ def never(number: int) -> None:
 
 if __name__ == "__main__":
     recording.record(event="started")
-    options = ["--pool", "prefork", "--concurrency", "2", "--loglevel", "WARNING"]
+    options = ["--pool", "prefork", "--concurrency", "3", "--loglevel", "WARNING"]
     app.worker_main(["worker", *options, "--without-gossip", "--without-mingle", "--without-heartbeat"])

@@ -86,7 +86,7 @@ class TaskQueue(ABC):
 
 class CeleryQueue(TaskQueue):
     name = "celery"
-    # It has two processes in its pool.
+    # It has three processes in its pool.
     workers = 1
 
     def __init__(self, server: RedisServer, folder: Path) -> None:

@@ -92,20 +92,20 @@ def test_held_permit_is_renewed_and_released(is_async: bool, server: RedisServer
 
     def blocking() -> None:
         with RedisStore(server.url, timeout=60) as store:
-            exports = Concurrency(store, "exports", 1, lease="200 ms")
+            exports = Concurrency(store, "exports", 1, lease="900 ms")
             limit = TaskLimit(notify, exports, "all", {}, in_loop=False)
             with limit.held(limit.ask((1,), {}, "1")):
-                for _ in range(4):
+                for _ in range(11):
                     asyncio.run(asyncio.sleep(0.1))
                     assert limit.ask((2,), {}, "2").later_s is not None
             assert limit.ask((3,), {}, "3").later_s is None
 
     async def awaited() -> None:
         async with AsyncRedisStore(server.url, timeout=60) as store:
-            exports: Any = Concurrency(store, "exports", 1, lease="200 ms")
+            exports: Any = Concurrency(store, "exports", 1, lease="900 ms")
             limit = TaskLimit(notify, exports, "all", {}, in_loop=True)
             async with limit.held_async(await limit.ask_async((1,), {}, "1")):
-                for _ in range(4):
+                for _ in range(11):
                     await asyncio.sleep(0.1)
                     assert (await limit.ask_async((2,), {}, "2")).later_s is not None
             assert (await limit.ask_async((3,), {}, "3")).later_s is None

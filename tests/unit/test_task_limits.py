@@ -7,11 +7,11 @@ import contextlib
 import heapq
 import inspect
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from process_helpers import DEADLINE_S, wait_until
 
 from forebay import (
     AllOf,
@@ -34,6 +34,7 @@ from forebay.contrib.tasks import Admission, Options, TaskLimit
 from forebay.testing import ManualClock, private_stores
 
 NS = 1_000_000_000
+LEASE_S = 0.03
 
 
 @pytest.fixture
@@ -214,46 +215,43 @@ def test_held_permit_limits_the_running_tasks(store: Store) -> None:
             pass
 
 
-def test_long_task_renews_its_permit() -> None:
-    """In real time, as a thread renews it: the task runs for several leases."""
-    with private_stores("time"), Store("shop", keys=100) as store:
-        exports = Concurrency(store, "exports", 1, lease="60 ms")
-        limit = limit_of(exports, "all")
-        with limit.held(ask(limit)):
-            for _ in range(5):
-                threading.Event().wait(0.05)
-                assert not exports.allow("all")
-        assert exports.acquire("all")
+def test_long_task_renews_its_permit(store: Store, clock: ManualClock) -> None:
+    exports = Concurrency(store, "exports", 1, lease=LEASE_S)
+    with (limit := limit_of(exports, "all")).held(ask(limit)):
+        # Several leases, by a clock that waits for each renewal.
+        for _ in range(5):
+            clock.advance(LEASE_S * 0.9)
+            assert not exports.allow("all")
+            wait_until(lambda: exports.peek("all").reset_after == LEASE_S, "a renewal")
+    assert exports.acquire("all")
 
 
-def test_long_job_renews_its_permit_in_an_event_loop() -> None:
+def test_long_job_renews_its_permit_in_an_event_loop(store: Store, clock: ManualClock) -> None:
+    exports = Concurrency(store, "exports", 1, lease=LEASE_S)
+
     async def run() -> None:
         limit = TaskLimit(notify, exports, "all", {}, in_loop=True)
-        admission = await limit.ask_async((1,), {}, "1")
-        async with limit.held_async(admission):
+        async with limit.held_async(await limit.ask_async((1,), {}, "1")):
             for _ in range(5):
-                await asyncio.sleep(0.05)
+                clock.advance(LEASE_S * 0.9)
                 assert not exports.allow("all")
+                while exports.peek("all").reset_after < LEASE_S:
+                    await asyncio.sleep(LEASE_S / 10)
         assert exports.acquire("all")
 
-    with private_stores("time"), Store("shop", keys=100) as store:
-        exports = Concurrency(store, "exports", 1, lease="60 ms")
-        asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 def test_task_that_has_lost_its_permit_says_so(
     store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exports = Concurrency(store, "exports", 1, lease="30 ms")
+    exports = Concurrency(store, "exports", 1, lease=LEASE_S)
     limit = limit_of(exports, "all")
     with limit.held(ask(limit)):
         # As after a process was stopped for longer than a lease.
         clock.advance(1)
         assert exports.acquire("all")
-        for _ in range(1000):
-            if caplog.records:
-                break
-            threading.Event().wait(0.01)
+        wait_until(lambda: caplog.records, "a warning")
     assert "without its permit" in caplog.text
 
 
