@@ -85,6 +85,9 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         "unit/test_testing_helpers.py::test_stores_are_real_after_the_block",
         "unit/test_testing_helpers.py::test_unlink_in_the_block_leaves_the_real_store",
     ),
+    "every store is private, and limits tasks nevertheless": (
+        "unit/test_task_limits.py::TestRefusals::test_private_store_is_refused",
+    ),
     "an evicted key's permits are forgotten with it": (
         "unit/test_concurrency.py::test_key_without_room_follows_on_full[[]evict-True]",
     ),

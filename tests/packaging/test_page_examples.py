@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import os
 import re
@@ -79,6 +80,26 @@ def test_outbound_clients_wait_for_their_permits(
         run(*snippets("tutorial.md", "### Outbound clients"), {})
     assert capsys.readouterr().out.split() == ["200"] * 5
     assert clock.now_ns() == 1_000_300_000_000
+
+
+def test_tasks_of_every_queue_are_limited(stores: None) -> None:
+    """Called where no queue can return them: each takes a permit of the one limit, and of those for customers."""
+    limits, *queues, options = snippets("queues.md")
+    names: dict[str, Any] = {"__name__": "pasted"}
+    run(limits, names)
+    tasks = []
+    for queue in queues:
+        run(queue, names)
+        tasks.append(names["notify"])
+    celery, rq, arq, dramatiq = tasks
+    for order in range(5):
+        assert celery(order) == rq(order) == asyncio.run(arq({}, order)) == f"notified the partner of order {order}"
+        dramatiq(order)
+    assert not names["partner"].allow("partner")
+    run(options, names)
+    assert names["import_rows"]("ada", 5000) == "imported 5000 rows"
+    assert names["each_customer"].peek("ada").remaining == 94
+    assert names["export"]("ada") == "exported the data of ada"
 
 
 def test_storage_of_the_limits_library_is_found_by_its_address(stores: None) -> None:

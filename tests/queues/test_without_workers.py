@@ -138,3 +138,29 @@ def test_async_actor_is_limited(bucket: TokenBucket, broker: StubBroker) -> None
             actor(3)
     finally:
         broker.emit_after("worker_shutdown", None)
+
+
+async def coroutine(context: dict[str, Any], order: int) -> None:
+    """A job of arq."""
+
+
+def generator(order: int) -> Iterator[int]:
+    yield order
+
+
+def test_function_that_a_queue_does_not_run_is_refused(bucket: TokenBucket) -> None:
+    blocking: Any
+    for blocking in (celery_limits, rq_limits):
+        for function in (coroutine, generator, int, print):
+            with pytest.raises(InvalidLimiter, match="@limited decorates"):
+                blocking.limited(bucket, key="key")(function)
+    awaiting: Any = arq_limits
+    for function in (notify, generator, asyncio.sleep(0)):
+        with pytest.raises(InvalidLimiter, match="@limited decorates"):
+            awaiting.limited(bucket, key="key")(function)
+        if asyncio.iscoroutine(function):
+            function.close()
+    actors: Any = dramatiq_limits
+    for function in (notify, coroutine):
+        with pytest.raises(InvalidLimiter, match=r"above @dramatiq\.actor"):
+            actors.limited(bucket, key="key")(function)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +28,6 @@ from forebay import (
     Store,
     TokenBucket,
 )
-from forebay.contrib import arq, celery, dramatiq, rq
 from forebay.contrib.tasks import Admission, Options, TaskLimit
 from forebay.testing import ManualClock, private_stores
 
@@ -309,25 +307,3 @@ class TestRefusals:
     def test_private_store_is_refused(self) -> None:
         with Store.private(keys=10) as private, pytest.raises(InvalidLimiter, match="name the store"):
             limit_of(TokenBucket(private, "partner", "1/second"))
-
-    def test_functions_that_a_queue_does_not_run_are_refused(self, store: Store) -> None:
-        bucket = TokenBucket(store, "partner", "1/second")
-
-        def generator() -> Iterator[None]:
-            yield
-
-        sync: Any
-        for sync in (celery, rq):
-            for function in (coroutine, generator, inspect, print):
-                with pytest.raises(InvalidLimiter, match="@limited decorates"):
-                    sync.limited(bucket, key="key")(function)
-        awaiting: Any = arq
-        for function in (notify, generator, coroutine(None, 1)):  # type: ignore[arg-type]
-            with pytest.raises(InvalidLimiter, match="@limited decorates"):
-                awaiting.limited(bucket, key="key")(function)
-            if inspect.iscoroutine(function):
-                function.close()
-        actors: Any = dramatiq
-        for function in (notify, coroutine):
-            with pytest.raises(InvalidLimiter, match=r"above @dramatiq\.actor"):
-                actors.limited(bucket, key="key")(function)
