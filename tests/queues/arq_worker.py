@@ -43,6 +43,8 @@ if __name__ == "__main__":
         [func(notify, name="notify", max_tries=1), func(export, name="export"), func(never, name="never")],
         redis_settings=RedisSettings.from_dsn(recording.REDIS),
         poll_delay=0.1,
+        # So that no worker takes all jobs.
+        max_jobs=1,
     )
     # How long a job of a killed worker is left alone, by default more than the longest time of a job.
     worker.in_progress_timeout_s = 1

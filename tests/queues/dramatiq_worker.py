@@ -47,7 +47,7 @@ if __name__ == "__main__":
     recording.record(event="started")
     # As dramatiq's own command.
     logging.basicConfig(level=logging.INFO)
-    worker = dramatiq.Worker(broker, worker_timeout=100, worker_threads=2)
+    worker = dramatiq.Worker(broker, worker_timeout=100, worker_threads=1)
     worker.start()
     signal.sigwait([signal.SIGTERM])
     worker.stop()

@@ -14,7 +14,7 @@ from dramatiq.middleware import CurrentMessage, Retries
 from redis_server import redis_server
 from rq import Queue
 
-from forebay import InvalidLimiter, LimitExceeded, Store, TokenBucket
+from forebay import Concurrency, InvalidLimiter, LimitExceeded, Store, TokenBucket
 from forebay.contrib import arq as arq_limits
 from forebay.contrib import celery as celery_limits
 from forebay.contrib import dramatiq as dramatiq_limits
@@ -138,6 +138,15 @@ def test_async_actor_is_limited(bucket: TokenBucket, broker: StubBroker) -> None
             actor(3)
     finally:
         broker.emit_after("worker_shutdown", None)
+
+
+def test_denial_by_the_lower_of_two_limits_releases_the_permit_of_the_upper(bucket: TokenBucket) -> None:
+    slots = Concurrency(bucket.store, "slots", 1)
+    limited = rq_limits.limited(slots, key="all")(rq_limits.limited(bucket, key="partner", cost=2)(notify))
+    assert limited(1) == 1
+    with pytest.raises(LimitExceeded, match="'partner'"):
+        limited(2)
+    assert slots.acquire("all")
 
 
 async def coroutine(context: dict[str, Any], order: int) -> None:

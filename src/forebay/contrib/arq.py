@@ -49,6 +49,8 @@ def limited(
     Raises ``InvalidLimiter`` for a function that isn't a coroutine function, a limiter over a ``RedisStore``, which
     would block the event loop, a private store, and a function for `key` or `cost` that doesn't take the job's
     arguments. *Tasks*: any number, in one event loop.
+
+    A run takes one decision, and a denial one more, for the turn.
     """
 
     def decorate(

@@ -43,6 +43,8 @@ def limited(
 
     Raises ``InvalidLimiter`` for a coroutine function, a limiter that has to be awaited, a private store, and a
     function for `key` or `cost` that doesn't take the task's arguments. *Threads*, *fork*: safe, in every pool.
+
+    A run takes one decision, and a denial one more, for the turn.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

@@ -48,6 +48,8 @@ def limited(
     The actor's broker needs the middleware ``CurrentMessage`` and ``Retries``. Raises ``InvalidLimiter`` without them,
     for a limiter that has to be awaited, a private store, and a function for `key` or `cost` that doesn't take the
     actor's arguments. *Threads*, *fork*: safe.
+
+    A run takes one decision, and a denial one more, for the turn.
     """
 
     def decorate(actor: dramatiq.Actor[P, T]) -> dramatiq.Actor[P, T]:
