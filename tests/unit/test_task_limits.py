@@ -146,6 +146,21 @@ def test_function_of_the_arguments_makes_the_cost(store: Store, clock: ManualClo
         ask(limit, 9)
 
 
+def test_function_for_several_costs_is_refused(store: Store) -> None:
+    limits = AllOf(TokenBucket(store, "each", "5/second"), TokenBucket(store, "all", "9/second"))
+    with pytest.raises(InvalidCost, match=r"not \[1, 2\]"):
+        ask(limit_of(limits, cost=lambda order, urgent: [1, 2]))
+
+
+def test_task_is_charged_once_to_each_of_several_limits(store: Store) -> None:
+    """Two decorators, with one id of the task."""
+    buckets = [TokenBucket(store, name, "2/minute") for name in ("upper", "lower")]
+    for bucket in buckets:
+        limit = limit_of(bucket, request_ttl="1 hour")
+        assert [ask(limit).later_s for _ in range(3)] == [None] * 3
+    assert [bucket.peek("partner").remaining for bucket in buckets] == [1, 1]
+
+
 def test_functions_take_the_arguments_however_the_caller_passed_them(store: Store) -> None:
     seen = []
 
@@ -284,6 +299,8 @@ class TestRefusals:
             (InvalidLimiter, "not by 'partner'", "partner", "key", {}),
             (InvalidLimiter, "above @limited", AllOf(bucket, slots), "key", {}),
             (InvalidLimiter, "above @limited", AllOf(bucket, queue), "key", {}),
+            (InvalidLimiter, "above @limited", AllOf(slots), "key", {}),
+            (InvalidKey, "not \\[None\\]", AllOf(bucket), [None], {}),
             (InvalidKey, "not None", bucket, None, {}),
             (InvalidKey, "not \\['a'\\]", bucket, ["a"], {}),
             (InvalidLimiter, "can't be called so: too many", bucket, lambda: "key", {}),

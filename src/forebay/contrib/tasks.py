@@ -23,6 +23,7 @@ from forebay._native import native
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.arguments import cost_of
 from forebay.core.limiter import Limiter
 from forebay.errors import (
     CostExceedsLimit,
@@ -124,7 +125,7 @@ class TaskLimit:
         name = getattr(function, "__name__", short_repr(function))
         if callable(key):
             self._check_function("key", key, name)
-        elif not all(map(is_key, key if isinstance(key, list) and len(self._parts) > 1 else [key])):
+        elif not all(map(is_key, key if isinstance(key, list) and _is_all_of(limiter) else [key])):
             raise InvalidKey(f"key is str, bytes, int, a tuple of them or a function, not {short_repr(key)}")
         if callable(self._cost):
             self._check_function("cost", self._cost, name)
@@ -255,7 +256,7 @@ class TaskLimit:
         number = 0
         if len(self._parts) > 1:
             number = next(i for i, part in enumerate(self._parts) if part.name == denial.limiter)
-            key = key[number] if isinstance(key, list) else key
+        key = key[number] if isinstance(key, list) else key
         part = self._parts[number]
         interval_ns = self._interval_ns(part, cost)
         if self._is_held:
@@ -287,7 +288,7 @@ class TaskLimit:
             call.apply_defaults()
             key = key(*call.args, **call.kwargs) if callable(key) else key
             cost = cost(*call.args, **call.kwargs) if callable(cost) else cost
-        return key, cost
+        return key, cost_of(cost)
 
     def _check_function(self, what: str, function: Any, name: str) -> None:
         expectation = f"{what} is a function that takes the arguments of {name}{self._signature}"
@@ -314,6 +315,11 @@ def checked_function(function: Any, usage: str) -> Any:
     return function
 
 
+def _is_all_of(limiter: Any) -> bool:
+    """Whether it is an ``AllOf``, also one over Redis."""
+    return hasattr(limiter, "limiters")
+
+
 def _spread_s(longest_ns: int) -> float:
     """A random time from half of `longest_ns` on, for tasks without a turn."""
     return random.uniform(longest_ns / 2, longest_ns) / NS
@@ -327,7 +333,7 @@ def _checked_parts(limiter: Any, in_loop: bool) -> tuple[Any, ...]:
         )
     parts: tuple[Any, ...] = getattr(limiter, "limiters", (limiter,))
     for part in parts:
-        if len(parts) > 1 and kind_of(part) in (Concurrency, LeakyBucket):
+        if _is_all_of(limiter) and kind_of(part) in (Concurrency, LeakyBucket):
             raise InvalidLimiter(
                 f"{part!r} can't be in the AllOf of a task: put @limited with it above @limited with the others"
             )
