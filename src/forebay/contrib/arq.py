@@ -16,11 +16,11 @@ with Needs("arq", __name__):
     from arq import Retry
     from arq.constants import retry_key_prefix
 
-from forebay.contrib.tasks import Options, TaskLimit, checked_function
+from forebay.contrib.tasks import ForEventLoop, Options, TaskLimit, checked_function
 from forebay.errors import InvalidLimiter
 
 if TYPE_CHECKING:
-    from forebay.contrib.tasks import Awaited, Keys
+    from forebay.core.table.keys import Key
 
 __all__ = ["limited"]
 
@@ -31,9 +31,9 @@ USAGE: Final = "@limited decorates the coroutine function of a job"
 
 
 def limited(
-    limiter: Awaited,
+    limiter: ForEventLoop,
     *,
-    key: Keys | Callable[..., Keys],
+    key: Key | list[Key] | Callable[..., Key | list[Key]],
     **options: Unpack[Options],
 ) -> Callable[
     [Callable[Concatenate[dict[Any, Any], P], Awaitable[T]]], Callable[Concatenate[dict[Any, Any], P], Awaitable[T]]

@@ -16,11 +16,11 @@ with Needs("celery", __name__):
     from celery import current_task  # type: ignore[import-untyped]
     from celery.exceptions import Retry  # type: ignore[import-untyped]
 
-from forebay.contrib.tasks import Options, TaskLimit, checked_function
+from forebay.contrib.tasks import Blocking, Options, TaskLimit, checked_function
 from forebay.errors import InvalidLimiter
 
 if TYPE_CHECKING:
-    from forebay.contrib.tasks import Blocking, Keys
+    from forebay.core.table.keys import Key
 
 __all__ = ["limited"]
 
@@ -31,7 +31,7 @@ USAGE: Final = "@limited decorates a function, beneath @app.task"
 
 
 def limited(
-    limiter: Blocking, *, key: Keys | Callable[..., Keys], **options: Unpack[Options]
+    limiter: Blocking, *, key: Key | list[Key] | Callable[..., Key | list[Key]], **options: Unpack[Options]
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for the function of a task: each run of it takes a permit, and holds it if it is of a
     ``Concurrency``.

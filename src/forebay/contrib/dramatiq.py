@@ -17,11 +17,11 @@ with Needs("dramatiq", __name__):
     import dramatiq
     from dramatiq.middleware import CurrentMessage, Retries
 
-from forebay.contrib.tasks import NEVER, Options, TaskLimit
+from forebay.contrib.tasks import NEVER, Blocking, Options, TaskLimit
 from forebay.errors import InvalidLimiter, short_repr
 
 if TYPE_CHECKING:
-    from forebay.contrib.tasks import Blocking, Keys
+    from forebay.core.table.keys import Key
 
 __all__ = ["limited"]
 
@@ -36,7 +36,7 @@ class PutBack(dramatiq.Retry):
 
 
 def limited(
-    limiter: Blocking, *, key: Keys | Callable[..., Keys], **options: Unpack[Options]
+    limiter: Blocking, *, key: Key | list[Key] | Callable[..., Key | list[Key]], **options: Unpack[Options]
 ) -> Callable[[dramatiq.Actor[P, T]], dramatiq.Actor[P, T]]:
     """A decorator for an actor: each run of it takes a permit, and holds it if it is of a ``Concurrency``.
 

@@ -19,11 +19,11 @@ from forebay.extras import Needs
 with Needs("rq", __name__):
     from rq import Retry, get_current_job
 
-from forebay.contrib.tasks import NEVER, Options, TaskLimit, checked_function
+from forebay.contrib.tasks import NEVER, Blocking, Options, TaskLimit, checked_function
 from forebay.errors import InvalidLimiter
 
 if TYPE_CHECKING:
-    from forebay.contrib.tasks import Blocking, Keys
+    from forebay.core.table.keys import Key
 
 __all__ = ["limited"]
 
@@ -36,7 +36,7 @@ SYNC: Final = "sync"
 
 
 def limited(
-    limiter: Blocking, *, key: Keys | Callable[..., Keys], **options: Unpack[Options]
+    limiter: Blocking, *, key: Key | list[Key] | Callable[..., Key | list[Key]], **options: Unpack[Options]
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for the function of a job: each run of it takes a permit, and holds it if it is of a
     ``Concurrency``.

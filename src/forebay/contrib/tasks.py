@@ -15,9 +15,9 @@ import inspect
 import logging
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 from forebay._native import native
 from forebay.core.algorithms.concurrency import Concurrency
@@ -40,25 +40,10 @@ from forebay.web.functions import has_to_be_awaited, is_cost, is_key
 from forebay.web.rules import kind_of
 
 if TYPE_CHECKING:
-    from forebay.core.all_of import AllOf
+    from forebay.core.decision import Decision
     from forebay.core.table.keys import Key
-    from forebay.redis import (
-        AsyncLeasedAllOf,
-        AsyncLeasedLimiter,
-        AsyncRedisAllOf,
-        AsyncRedisLimiter,
-        LeasedAllOf,
-        LeasedLimiter,
-        RedisAllOf,
-        RedisLimiter,
-    )
 
-    Keys: TypeAlias = Key | list[Key]
-    InMemory: TypeAlias = Limiter | AllOf
-    Blocking: TypeAlias = InMemory | RedisLimiter | RedisAllOf | LeasedLimiter | LeasedAllOf
-    Awaited: TypeAlias = InMemory | AsyncRedisLimiter | AsyncRedisAllOf | AsyncLeasedLimiter | AsyncLeasedAllOf
-
-__all__ = ["NEVER", "Admission", "Options", "TaskLimit", "checked_function"]
+__all__ = ["NEVER", "Admission", "Blocking", "ForEventLoop", "Options", "TaskLimit", "checked_function"]
 
 NEVER: Final = (CostExceedsLimit, InvalidCost, InvalidKey)
 """Errors of a task that no repetition can cure."""
@@ -69,6 +54,28 @@ UNAVAILABLE_NS: Final = 5 * NS
 """A task asks again after this or half of it, if Redis doesn't answer."""
 
 _log: Final = logging.getLogger("forebay.contrib")
+
+
+class Blocking(Protocol):
+    """A limiter whose methods block, as all do but those over an ``AsyncRedisStore`` or an ``AsyncLeasedStore``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def store(self) -> Any: ...
+    @property
+    def hit(self) -> Callable[..., Decision]: ...
+
+
+class ForEventLoop(Protocol):
+    """A limiter for an event loop: in shared memory, or with methods that are awaited."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def store(self) -> Any: ...
+    @property
+    def hit(self) -> Callable[..., Decision | Coroutine[Any, Any, Decision]]: ...
 
 
 class Options(TypedDict, total=False):
@@ -109,7 +116,7 @@ class TaskLimit:
         self,
         function: Any,
         limiter: Any,
-        key: Keys | Callable[..., Keys],
+        key: Key | list[Key] | Callable[..., Key | list[Key]],
         options: Options,
         *,
         in_loop: bool,
