@@ -28,11 +28,13 @@ if not IS_PURE and sys.implementation.name != "cpython":
 
 PACKAGE = Path("src/forebay")
 OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
-# Modules that no decision runs through are compiled to be small: a wheel has more code than anything else.
+# Modules that no decision of a host runs through are compiled to be small: a wheel has more code than anything else.
 SMALL = ["-Os"] if OPTIMIZE else []
 SELDOM_RUN = {
     *(PACKAGE / "core" / name for name in ("audit.pyx", "kinds.pyx", "limiter.pyx", "reservation.pyx")),
     *(PACKAGE / "core" / name for name in ("c_api/handles.pyx", "table/segment_view.pyx", "table/threads.pyx")),
+    *(PACKAGE / name for name in ("segment/mapping.pyx", "core/synced/limiter.pyx")),
+    *(PACKAGE / "redis/transport" / name for name in ("replies.pyx", "timed_socket.pyx")),
 }
 HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *PACKAGE.rglob("*.h"), *Path("native/include").rglob("*.h")]))
 
