@@ -31,6 +31,7 @@ from forebay import (
     TokenBucket,
     waiting,
 )
+from forebay.contrib.requests import LimitedAdapter
 from forebay.redis import AsyncRedisStore, RedisStore, wait_queues
 from forebay.redis.concurrency import lease_taken
 
@@ -505,3 +506,11 @@ def test_concurrent_requests_of_one_id_are_charged_once(server: RedisServer, ser
             return (await bucket.peek("ada")).remaining
 
     assert run(asked()) == 99
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_client_refuses_permits_that_it_can_not_give_back(redis_store: RedisStore, is_joined: bool) -> None:
+    places: Any = Concurrency(redis_store, "places", 1)
+    limiter = AllOf(places, TokenBucket(redis_store, "api", "5/second")) if is_joined else places
+    with pytest.raises(InvalidLimiter, match="make the Concurrency in a Store"):
+        LimitedAdapter(limiter)

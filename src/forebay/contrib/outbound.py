@@ -23,6 +23,7 @@ from forebay.core.all_of import AllOf
 from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, short_repr
 from forebay.rate import NS, Duration, as_delay_ns, as_period_ns
 from forebay.web.functions import check_function, has_to_be_awaited, is_cost, is_key
+from forebay.web.rules import kind_of
 
 if TYPE_CHECKING:
     from forebay.core.limiter import Limiter
@@ -152,6 +153,12 @@ class OutboundLimiter(Generic[Request]):
                 f"a client waits for a limiter, like TokenBucket(store, 'api', '10/second'), not for "
                 f"{short_repr(limiter)}"
             )
+        for part in getattr(limiter, "limiters", (limiter,)):
+            if kind_of(part) is Concurrency and not isinstance(part, Concurrency):
+                raise InvalidLimiter(
+                    f"a client gives back permits of a Store alone, so each request would hold those of {part!r} until "
+                    "their lease ends: make the Concurrency in a Store"
+                )
         timeout, retries = options.get("timeout"), options.get("retries", 2)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries is a whole number of at least 0, not {short_repr(retries)}")
