@@ -1,11 +1,12 @@
-"""Print the bill of materials of a wheel, in CycloneDX: ``python ci/sbom.py SDIST CYTHON``.
+"""Add the bill of materials to an unpacked wheel, in CycloneDX: ``python ci/sbom.py SDIST FOLDER``.
 
-A wheel needs no other package. Its modules contain code that Cython, of version `CYTHON`, generated from the sdist.
-Equal arguments give equal bytes; the date is that of ``SOURCE_DATE_EPOCH``.
+A wheel needs no other package. Its modules contain code that Cython generated from the sdist; each names its version.
+Equal wheels get equal bytes; the date is that of ``SOURCE_DATE_EPOCH``.
 """
 
 import hashlib
 import os
+import re
 import sys
 import uuid
 from datetime import UTC, datetime
@@ -34,7 +35,15 @@ def library(name: str, version: str, license_id: str, sha256: str | None = None)
     )
 
 
-sdist, cython_version = Path(sys.argv[1]), sys.argv[2]
+sdist, wheel = Path(sys.argv[1]), Path(sys.argv[2])
+versions = {
+    match
+    for module in wheel.rglob("*.so")
+    for match in re.findall(rb"\x00_cython_([0-9]+)_([0-9]+)_([0-9]+)\x00", module.read_bytes())
+}
+if len(versions) != 1:
+    sys.exit(f"the modules of {wheel} name the versions {versions} of Cython, not one")
+cython_version = b".".join(versions.pop()).decode()
 sha256 = hashlib.sha256(sdist.read_bytes()).hexdigest()
 version = sdist.name.removeprefix("forebay-").removesuffix(".tar.gz")
 forebay = library("forebay", version, "MIT", sha256)
@@ -46,4 +55,7 @@ bom.register_dependency(forebay, [cython])
 text = JsonV1Dot6(bom).output_as_string(indent=1)
 if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
     sys.exit(f"the bill of materials is not valid: {error}")
-print(text)
+[information] = wheel.glob("*.dist-info")
+folder = information / "sboms"
+folder.mkdir(exist_ok=True)
+(folder / "forebay.cdx.json").write_text(text + "\n")
