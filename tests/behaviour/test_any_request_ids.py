@@ -318,6 +318,6 @@ def test_wrong_request_ids_of_several_limits_charge_nothing(several: Any, store:
     assert left(several) == LIMIT
     with_slots = AllOf(several.limiters[0], Concurrency(store, "c", 5, keys=9))
     for method in (with_slots.hit, with_slots.refund):
-        with pytest.raises(InvalidLimiter, match=r"takes no request_id.*holds permits of its own"):
+        with pytest.raises(InvalidLimiter, match=r"takes no request_id.*a call of its own"):
             method("k", request_id="r")
     assert left(several) == LIMIT

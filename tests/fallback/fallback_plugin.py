@@ -71,6 +71,8 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     ),
     "requests that interrupt each other between two readings of the clock: a decision reads it once": (
         "unit/test_request_ids.py::test_late_rollback_takes_no_other_requests_permit*",
+        "unit/test_held_request_ids.py::test_two_requests_at_once_*",
+        "unit/test_held_request_ids.py::test_request_at_once_with_a_renewal_*",
     ),
     "the warning of several workers is shown of every store, with another remedy: test_fallback.py": (
         "unit/test_web_workers.py::test_worker_count_is_read_from_the_command_line*",

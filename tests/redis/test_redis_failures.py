@@ -744,6 +744,23 @@ def test_the_hosts_share_divides_limits(gone: str, host: Store) -> None:
         assert windows.hit("bob", request_id="r").remaining == 2
 
 
+@pytest.mark.parametrize("policy", [{"when_unavailable": "allow"}, {"when_unavailable": "local", "hosts": 2}])
+def test_fallback_decides_for_held_permits_by_request_id(gone: str, host: Store, policy: Any) -> None:
+    local = policy["when_unavailable"] == "local"
+    given = {"host": host} if local else {}
+    with RedisStore(gone, **policy, **given) as store:
+        held: Any = Concurrency(store, "held", 6, lease="1 hour")
+        for _ in range(3):
+            assert held.hit("ada", 2, request_id="r").remaining == (1 if local else 6)
+        lease = held.acquire("ada", 2, request_id="r")
+        assert lease
+        assert lease.renew()
+        assert held.peek("ada").remaining == (1 if local else 6)
+        held.refund("ada", 2, request_id="r")
+        assert lease.release() is False
+        assert held.peek("ada").remaining == (3 if local else 6)
+
+
 def test_several_limits_fall_back_together(make: Callable[..., Any], gone: str, host: Store) -> None:
     def all_of(store: Any) -> Any:
         return AllOf(

@@ -389,8 +389,13 @@ def test_a_foreign_value_under_one_of_several_keys_is_an_error(redis_store: Redi
     assert first.peek("ada").remaining == 4
 
 
-def test_a_foreign_value_under_the_key_of_a_mark_is_an_error(redis_store: RedisStore, client: redis.Redis) -> None:
-    bucket = TokenBucket(redis_store, "a", "5/minute")
+@pytest.mark.parametrize(
+    "make", [functools.partial(TokenBucket, rate="5/minute"), functools.partial(Concurrency, limit=5)]
+)
+def test_a_foreign_value_under_the_key_of_a_mark_is_an_error(
+    make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis
+) -> None:
+    bucket = make(redis_store, "a")
     bucket.hit("ada", request_id="r")
     (name,) = client.keys("*:request:*")
     for plant in (lambda: client.set(name, "x"), lambda: client.rpush(name, "x")):

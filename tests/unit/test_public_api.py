@@ -91,7 +91,13 @@ SEVERAL = COMMON | {
     "hit": "(key, cost=1, *, request_id=None, request_ttl=None)",
     "refund": "(key, cost=1, *, request_id=None)",
 }
-HELD = COMMON | {"limited": "(key, cost=1, timeout=None)", "exceeded": "(key)"}
+HELD = COMMON | {
+    "acquire": "(key, cost=1, *, request_id=None)",
+    "hit": "(key, cost=1, *, request_id=None)",
+    "refund": "(key, cost=1, *, request_id=None)",
+    "limited": "(key, cost=1, timeout=None)",
+    "exceeded": "(key)",
+}
 WITH_TIERS = COMMON | {
     "take_up_to": "(key, most, *, rate=None, burst=None)",
     "hit": "(key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None)",

@@ -69,8 +69,8 @@ class AllOf(Reservable):
         """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
 
         `request_id` and `request_ttl` are those of each limiter's ``hit``: a repeated request with the same id, keys
-        and costs is charged once to all. None of the limiters may be a ``Concurrency`` then: a request that is repeated
-        is one more that runs.
+        and costs is charged once to all. None of the limiters may be a ``Concurrency`` then: its permits are held by
+        the latest of the requests.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``StoreClosed``.
         """

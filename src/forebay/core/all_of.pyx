@@ -20,7 +20,9 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.attempt cimport binds
-from forebay.core.cell_limiter cimport CellLimiter, copied, read_once, tag_of_mark, whole_cost
+from forebay.core.cell_limiter cimport (
+    CellLimiter, copied, hash_of_id, insert_mark, mark_state, read_once, remove_mark, tag_of_mark, whole_cost,
+)
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport Reservable, Reservation, delay_ns_of, new_reservation
@@ -223,8 +225,8 @@ cdef class AllOf(Reservable):
         """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
 
         `request_id` and `request_ttl` are those of each limiter's ``hit``: a repeated request with the same id, keys
-        and costs is charged once to all. None of the limiters may be a ``Concurrency`` then: a request that is repeated
-        is one more that runs.
+        and costs is charged once to all. None of the limiters may be a ``Concurrency`` then: its permits are held by
+        the latest of the requests.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``StoreClosed``.
         """
@@ -242,14 +244,14 @@ cdef class AllOf(Reservable):
         for limiter in self.limiters:
             if not isinstance(limiter, CellLimiter):
                 raise InvalidLimiter(
-                    f"{limiter!r} takes no request_id, alone or in {self!r}: a request that is repeated holds permits "
-                    "of its own")
+                    f"{limiter!r} takes no request_id in {self!r}: held permits go to the latest request with an id, "
+                    "and charges don't. Give each of the two limits the id in a call of its own")
         return <CellLimiter>self.parts[0]
 
     cdef uint64_t mark_of(self, object request_id, const Attempt* attempts) except 0:
         """The tag of a request's mark: by its id, and by each limiter's key and amount."""
         cdef CellLimiter limiter = <CellLimiter>self.parts[0]
-        cdef uint64_t hashed = limiter.hash_id(request_id)
+        cdef uint64_t hashed = hash_of_id(limiter, request_id)
         cdef int i
         for i in range(self.count):
             hashed = hash_pair(hashed, attempts[i].tag, limiter.hash_key, MARK)
@@ -274,14 +276,14 @@ cdef class AllOf(Reservable):
             return self.binding(attempts, self.decide_begun(attempts, True))
         mark_tag = self.mark_of(request_id, attempts)
         self.ensure_attached()
-        if not limiter.remembers(mark_tag):
+        if mark_state(limiter, mark_tag) == 0:
             if self.decide_begun(attempts, True):
-                if limiter.insert_mark(mark_tag, ttl_ns):
+                if insert_mark(limiter, mark_tag, table_now(&limiter.table) + ttl_ns, 0):
                     return self.binding(attempts, True)
                 # In reverse order: several charges may be in one cell.
                 for i in reversed(range(self.count)):
                     (<Limiter>self.parts[i]).roll_back(&attempts[i])
-            elif not limiter.remembers(mark_tag):
+            elif mark_state(limiter, mark_tag) == 0:
                 return self.binding(attempts, False)
         else:
             for i in range(self.count):
@@ -387,7 +389,7 @@ cdef class AllOf(Reservable):
             except CostExceedsLimit:
                 # No single request can have charged that much.
                 return
-            if not marking.remove_mark(self.mark_of(request_id, attempts)):
+            if not remove_mark(marking, self.mark_of(request_id, attempts)):
                 return
         keys = key if type(key) is list else [key] * self.count
         do_each([

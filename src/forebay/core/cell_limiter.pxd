@@ -29,6 +29,22 @@ cdef inline uint64_t tag_of_mark(uint64_t hashed) noexcept nogil:
     return fingerprint_of(hashed) | FOREBAY_KIND_USED
 
 
+# The hash of a request id.
+cdef uint64_t hash_of_id(Limiter limiter, object request_id) except? 0
+
+# The tag of a request's mark, and the state of the mark: 0 if there is none, or none that still counts. Marks are in
+# the store's table, even if the limiter has a table of its own. The tag includes the amount: with another cost it is
+# another request.
+cdef uint64_t mark_tag_of(Limiter limiter, object key, object request_id, uint64_t amount) except 0
+cdef uint64_t mark_state(Limiter limiter, uint64_t mark_tag) noexcept
+
+# Remember a request that was charged, until a time. False if it is remembered already, with another state than
+# `before`. True also if the store has no room for the mark.
+cdef bint insert_mark(Limiter limiter, uint64_t mark_tag, uint64_t until_ns, uint64_t before) except -1
+
+# Forget a request. False if it was not remembered any more.
+cdef bint remove_mark(Limiter limiter, uint64_t mark_tag) except -1
+
 # A request's charge in permits.
 cdef void count_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil
 
@@ -65,11 +81,6 @@ cdef class CellLimiter(Limiter):
     cdef bint decide_or_peek(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1
     cdef Decision decide_once(self, object key, const Charge* charge)
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl)
-    cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0
-    cdef uint64_t hash_id(self, object request_id) except? 0
-    cdef bint remembers(self, uint64_t mark_tag) except -1
-    cdef bint insert_mark(self, uint64_t mark_tag, uint64_t ttl_ns) except -1
-    cdef bint remove_mark(self, uint64_t mark_tag) except -1
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1
     cdef void forget(self, uint64_t tag, Events* events) noexcept nogil
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil

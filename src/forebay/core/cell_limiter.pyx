@@ -67,7 +67,8 @@ cdef object read_once(object cost):
 # ns and rounded up to 2 ns: a state of KIND_USED that has used nothing. So a mark is evicted before any key, whichever
 # expires first, and marks never reset a key.
 cdef struct Marking:
-    uint64_t ttl_ns
+    uint64_t until_ns
+    uint64_t before              # the state that the mark may have: 0 for none
 
 
 cdef inline bint is_remembered(uint64_t state, uint64_t now_ns) noexcept nogil:
@@ -77,8 +78,9 @@ cdef inline bint is_remembered(uint64_t state, uint64_t now_ns) noexcept nogil:
 cdef bint mark(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    next.state = count_time(now_ns + (<const Marking*>parameters).ttl_ns, USED_BITS)
-    return not is_remembered(state, now_ns)
+    cdef const Marking* marking = <const Marking*>parameters
+    next.state = count_time(marking.until_ns, USED_BITS)
+    return state == marking.before or not is_remembered(state, now_ns)
 
 
 cdef bint unmark(
@@ -86,6 +88,48 @@ cdef bint unmark(
 ) noexcept nogil:
     next.state = 0
     return is_remembered(state, now_ns)
+
+
+cdef uint64_t hash_of_id(Limiter limiter, object request_id) except? 0:
+    try:
+        return hash_key_of(request_id, limiter.hash_key)
+    except InvalidKey:
+        raise InvalidKey(
+            f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
+
+
+cdef uint64_t mark_tag_of(Limiter limiter, object key, object request_id, uint64_t amount) except 0:
+    cdef uint64_t id_hash = hash_pair(hash_of_id(limiter, request_id), amount, limiter.hash_key, MARK)
+    return tag_of_mark(hash_pair(hash_key_of(key, limiter.hash_key), id_hash, limiter.hash_key, MARK))
+
+
+cdef uint64_t mark_state(Limiter limiter, uint64_t mark_tag) noexcept:
+    cdef uint64_t state
+    table_find(&limiter.segment.table, mark_tag, &state)
+    return state if is_remembered(state, table_now(&limiter.segment.table)) else 0
+
+
+cdef bint insert_mark(Limiter limiter, uint64_t mark_tag, uint64_t until_ns, uint64_t before) except -1:
+    cdef Marking marking
+    cdef Verdict marked
+    cdef Events events = no_events()
+    cdef ForebayLine* line = limiter.line_here()
+    marking.until_ns = until_ns
+    marking.before = before
+    marked.now_ns = table_now(&limiter.segment.table)
+    table_decide(
+        &limiter.segment.table, mark_tag, line.number, &line.counters.claims, mark, &marking, &marked, &events)
+    limiter.count_events(&events)
+    return marked.outcome == ALLOWED or marked.full
+
+
+cdef bint remove_mark(Limiter limiter, uint64_t mark_tag) except -1:
+    cdef Events events = no_events()
+    cdef bint remembered
+    limiter.ensure_attached()
+    remembered = table_amend(&limiter.segment.table, mark_tag, unmark, NULL, &events)
+    limiter.count_events(&events)
+    return remembered
 
 
 cdef void count_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil:
@@ -270,48 +314,6 @@ cdef class CellLimiter(Limiter):
             self.count(COUNTER_DENIED, 1)
         return 0
 
-    cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0:
-        """The tag of a request's mark. Marks are in the store's table, even if the limiter has a table of its own.
-
-        The tag includes the amount: with another cost it is another request.
-        """
-        cdef uint64_t id_hash = hash_pair(self.hash_id(request_id), charge.amount, self.hash_key, MARK)
-        return tag_of_mark(hash_pair(hash_key_of(key, self.hash_key), id_hash, self.hash_key, MARK))
-
-    cdef uint64_t hash_id(self, object request_id) except? 0:
-        try:
-            return hash_key_of(request_id, self.hash_key)
-        except InvalidKey:
-            raise InvalidKey(
-                f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
-
-    cdef bint insert_mark(self, uint64_t mark_tag, uint64_t ttl_ns) except -1:
-        """Remember a request that was charged. False if another process has remembered it meanwhile.
-
-        True also if the store has no room for the mark.
-        """
-        cdef Marking marking
-        cdef Verdict marked
-        cdef Events events
-        cdef ForebayLine* line = self.line_here()
-        marking.ttl_ns = ttl_ns
-        events = no_events()
-        marked.now_ns = table_now(&self.segment.table)
-        table_decide(
-            &self.segment.table, mark_tag, line.number, &line.counters.claims, mark, &marking, &marked, &events)
-        self.count_events(&events)
-        return marked.outcome == ALLOWED or marked.full
-
-    cdef bint remove_mark(self, uint64_t mark_tag) except -1:
-        """Forget a request. False if it was not remembered any more."""
-        cdef Events events
-        cdef bint remembered
-        events = no_events()
-        self.ensure_attached()
-        remembered = table_amend(&self.segment.table, mark_tag, unmark, NULL, &events)
-        self.count_events(&events)
-        return remembered
-
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl):
         """Charge, then insert a mark. If another process has inserted the mark by then, give the charge back.
 
@@ -322,18 +324,18 @@ cdef class CellLimiter(Limiter):
         cdef Charge own_charge = charge[0]
         cdef bint allowed
         cdef uint64_t tag = self.tag_of(key)
-        cdef uint64_t mark_tag = self.mark_of(key, request_id, charge)
+        cdef uint64_t mark_tag = mark_tag_of(self, key, request_id, charge.amount)
         cdef uint64_t ttl_ns = as_period_ns(request_ttl)
         cdef ForebayLine* line = self.ensure_attached()
-        if not self.remembers(mark_tag):
+        if mark_state(self, mark_tag) == 0:
             allowed = self.decide(tag, charge, &verdict) == ALLOWED
             if allowed:
-                if self.insert_mark(mark_tag, ttl_ns):
+                if insert_mark(self, mark_tag, table_now(&self.table) + ttl_ns, 0):
                     return self.new_decision(charge, &verdict, True)
                 own_charge.charged_state = verdict.state
                 if not verdict.full:
                     self.return_charge(tag, &own_charge)
-            elif not self.remembers(mark_tag):
+            elif mark_state(self, mark_tag) == 0:
                 return self.new_decision(charge, &verdict, False)
         else:
             count_in(line, COUNTER_ALLOWED, 1)
@@ -342,11 +344,6 @@ cdef class CellLimiter(Limiter):
         own_charge.room = charge.room + charge.amount
         self.peek_verdict(tag, &own_charge, &verdict)
         return self.new_decision(&own_charge, &verdict, True)
-
-    cdef bint remembers(self, uint64_t mark_tag) except -1:
-        cdef uint64_t state
-        table_find(&self.segment.table, mark_tag, &state)
-        return is_remembered(state, table_now(&self.segment.table))
 
     def peek(self, key, cost=1, *, rate=None, burst=None):
         """The decision that `hit` with the same arguments would return now. Charges and counts nothing.
@@ -461,7 +458,7 @@ cdef class CellLimiter(Limiter):
             if permits > params.limit:
                 # No single request can have charged that much.
                 return
-            if not self.remove_mark(self.mark_of(key, request_id, &charge)):
+            if not remove_mark(self, mark_tag_of(self, key, request_id, charge.amount)):
                 return
         self.return_charge(tag, &charge)
 

@@ -6,7 +6,7 @@ from forebay.core.all_of import AllOf
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
 from forebay.core.table.keys import Key
-from forebay.rate import Rate
+from forebay.rate import Duration, Rate
 from forebay.store import Store
 
 ENTERED: Final = 0
@@ -31,6 +31,7 @@ class Permits(Limiter):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
+        request_ttl: Duration | None = None,
     ) -> Decision: ...
     def refuse_extras(self) -> NoReturn: ...
     def hit_now(self, key: Key, cost: int) -> Decision | None: ...

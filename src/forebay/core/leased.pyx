@@ -448,7 +448,7 @@ cdef class Permits(Limiter):
         self.count(COUNTER_DENIED, 1)
         return False
 
-    def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None):
+    def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None):
         """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
 
         From the host's own memory, if its lease suffices or a denial is remembered; else one round trip. ``remaining``
@@ -458,7 +458,7 @@ cdef class Permits(Limiter):
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``StoreClosed``,
         ``StoreUnavailable``, ``ForeignState``.
         """
-        if rate is not None or burst is not None or request_id is not None:
+        if rate is not None or burst is not None or request_id is not None or request_ttl is not None:
             self.refuse_extras()
         decision = self.decided_now(key, self.checked_cost(cost))
         return self._lacking_hit(key, cost) if decision is None else decision

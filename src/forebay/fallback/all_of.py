@@ -151,8 +151,8 @@ class AllOf(Made, Reservable):
         for limiter in self.limiters:
             if not isinstance(limiter, CellLimiter):
                 raise InvalidLimiter(
-                    f"{limiter!r} takes no request_id, alone or in {self!r}: a request that is repeated holds permits "
-                    "of its own"
+                    f"{limiter!r} takes no request_id in {self!r}: held permits go to the latest request with an id, "
+                    "and charges don't. Give each of the two limits the id in a call of its own"
                 )
         first = self.limiters[0]
         assert isinstance(first, CellLimiter)

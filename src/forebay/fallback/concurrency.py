@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeVar, fi
 from forebay import holding, waiting
 from forebay.core.arguments import costs_of, keys_of
 from forebay.errors import CostExceedsLimit, InvalidLimiter, LimitExceeded, short_repr
-from forebay.fallback.cell_limiter import whole_cost
+from forebay.fallback.cell_limiter import CellAlgorithm, mark_tag, whole_cost
 from forebay.fallback.decision import Decision, Outlook, decision_of
 from forebay.fallback.keys import Key
 from forebay.fallback.limiter import Attempt, Limiter
@@ -65,6 +65,25 @@ class Touch:
         return len(state.ends_ns)
 
 
+class HeldMark(CellAlgorithm):
+    """The mark of a request with an id: the permits that it holds, and until when.
+
+    It has used nothing, so it is evicted before any key.
+    """
+
+    def __init__(self, end_ns: int, numbers: frozenset[int]) -> None:
+        self._state = end_ns, numbers
+
+    def take(self, tag: Tag, state: Any, now_ns: int, charge: Charge) -> tuple[int, frozenset[int]]:
+        return self._state
+
+    def expiry_ns(self, state: tuple[int, frozenset[int]]) -> int:
+        return state[0]
+
+    def used(self, state: Any, now_ns: int) -> int:
+        return 0
+
+
 @final
 class Lease:
     """Permits that this process holds. True if the request was allowed, as is ``allowed``.
@@ -74,7 +93,7 @@ class Lease:
     ``on_full`` decided.
     """
 
-    __slots__ = ("_key", "_limiter", "_numbers", "_pid", "_released", "allowed", "full")
+    __slots__ = ("_key", "_limiter", "_mark", "_numbers", "_pid", "_released", "allowed", "full")
     __signature__: ClassVar[Signature] = Signature()
 
     allowed: bool
@@ -86,9 +105,13 @@ class Lease:
     def __init_subclass__(cls) -> None:
         raise TypeError("no class derives from Lease")
 
-    def begin(self, limiter: Concurrency, key: Key, numbers: Iterable[int] | None, full: bool) -> Self:
-        """Called by a limiter. `numbers` are those of the permits; None if the request was denied."""
-        self._limiter, self._key, self._numbers = limiter, key, set(numbers or ())
+    def begin(
+        self, limiter: Concurrency, key: Key, numbers: Iterable[int] | None, full: bool, mark: Tag | None = None
+    ) -> Self:
+        """Called by a limiter. `numbers` are those of the permits; None if the request was denied. `mark` is the tag of
+        the mark of a request with an id.
+        """
+        self._limiter, self._key, self._numbers, self._mark = limiter, key, set(numbers or ()), mark
         self._pid, self._released = os.getpid(), False
         self.allowed, self.full = numbers is not None, full
         return self
@@ -110,7 +133,10 @@ class Lease:
         if not self._numbers or self._pid != os.getpid():
             return False
         with self._limiter.memory.lock:
-            return self._limiter.restart(self._limiter.tag_of(self._key), self._numbers)
+            held = self._limiter.restart(self._limiter.tag_of(self._key), self._numbers)
+            if held and self._mark is not None:
+                self._limiter.mark(self._mark, self._numbers)
+            return held
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -239,9 +265,30 @@ class Concurrency(Limiter):
             self.table.put(tag, Slots(max(before.forget_ns, now_ns + self.lease_ns), ends_ns), self._touch)
         return len(held) == len(numbers)
 
-    def take_unleased(self, tag: Tag, cost: int, now_ns: int) -> Verdict:
-        """Take permits that come back by a refund."""
+    def marked(self, mark: Tag, tag: Tag, now_ns: int) -> frozenset[int]:
+        """The permits that the latest request with an id holds; none if any of them has come back."""
+        found = self.memory.table.find(mark)
+        numbers: frozenset[int] = frozenset() if found is None else found[1]
+        ends_ns = self.ends_ns(tag)
+        return numbers if all(ends_ns.get(number, 0) > now_ns for number in numbers) else frozenset()
+
+    def mark(self, mark: Tag, numbers: Iterable[int]) -> None:
+        """Let an id lead to permits whose lease begins now, unless the store has no room for the mark."""
+        now_ns = self.open_now_ns()
+        algorithm, on_full = HeldMark(now_ns + self.lease_ns, frozenset(numbers)), self.store.on_full or "evict"
+        self.memory.table.decide(mark, now_ns, algorithm, self._charge, on_full, self.counts)
+
+    def take_once(self, mark: Tag, tag: Tag, cost: int, now_ns: int) -> tuple[Verdict, list[int] | None]:
+        """``take`` for a request with an id: the permits of an earlier one move to it."""
+        self.free(tag, self.marked(mark, tag, now_ns))
         verdict, taken = self.take(tag, cost, now_ns)
+        if taken:
+            self.mark(mark, taken)
+        return verdict, taken
+
+    def take_unleased(self, tag: Tag, cost: int, now_ns: int, mark: Tag | None = None) -> Verdict:
+        """Take permits that come back by a refund."""
+        verdict, taken = self.take(tag, cost, now_ns) if mark is None else self.take_once(mark, tag, cost, now_ns)
         if taken:
             held = self._unleased.setdefault(tag, [])
             held.extend((number, verdict.now_ns + self.lease_ns) for number in taken)
@@ -274,16 +321,27 @@ class Concurrency(Limiter):
         else:
             self.counts.denied += 1
 
-    def acquire(self, key: Key, cost: int = 1) -> Lease:
+    def acquire(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> Lease:
         """Take `cost` permits of `key` if they are free now: a ``Lease``, which is true if they were.
+
+        With a `request_id`, a request that is repeated with the same id and cost while its permits are held takes no
+        others: they move to the new lease, and the lease of the earlier attempt has ended.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
         """
         tag, permits = self.tag_of(key), self.checked_cost(cost)
+        mark = self.mark_of(tag, permits, request_id)
         with self.memory.lock:
-            verdict, taken = self.take(tag, permits, self.open_now_ns())
+            now_ns = self.open_now_ns()
+            verdict, taken = (
+                self.take(tag, permits, now_ns) if mark is None else self.take_once(mark, tag, permits, now_ns)
+            )
             self.count(verdict.allowed)
-            return object.__new__(Lease).begin(self, key, taken, verdict.full)
+            return object.__new__(Lease).begin(self, key, taken, verdict.full, mark)
+
+    def mark_of(self, tag: Tag, permits: int, request_id: Key | None) -> Tag | None:
+        """The tag of a request's mark; None if it needs none."""
+        return None if request_id is None or permits == 0 else mark_tag(self, request_id, tag, permits)
 
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold[Lease]:
         """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
@@ -314,16 +372,18 @@ class Concurrency(Limiter):
             self.count(verdict.allowed)
             return verdict.allowed
 
-    def hit(self, key: Key, cost: int = 1) -> Decision:
+    def hit(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> Decision:
         """Take `cost` permits of `key` if they are free, and return the ``Decision``.
 
-        ``retry_after`` is the time until enough leases end if no permit is given back before.
+        ``retry_after`` is the time until enough leases end if no permit is given back before. `request_id` is that of
+        ``acquire``: a ``refund`` with it gives the permits back.
         """
         permits, tag = self.checked_cost(cost), self.tag_of(key)
         if permits == 0:
             return self.peek(key, 0)
+        mark = self.mark_of(tag, permits, request_id)
         with self.memory.lock:
-            verdict = self.take_unleased(tag, permits, self.open_now_ns())
+            verdict = self.take_unleased(tag, permits, self.open_now_ns(), mark)
             self.count(verdict.allowed)
             return self.decision_by(verdict, permits)
 
@@ -397,14 +457,20 @@ class Concurrency(Limiter):
 
         return cancel
 
-    def refund(self, key: Key, cost: int = 1) -> None:
+    def refund(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> None:
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
 
-        If those are fewer, all of them.
+        If those are fewer, all of them. With a `request_id`, gives back the permits of the requests with this id and
+        cost.
         """
-        permits, tag = min(whole_cost(cost), self.limit), self.tag_of(key)
+        permits, tag = whole_cost(cost), self.tag_of(key)
+        mark = self.mark_of(tag, permits, request_id)
         with self.memory.lock:
-            self.give_back(tag, permits, self.open_now_ns(), None)
+            now_ns = self.open_now_ns()
+            if mark is not None:
+                self.free(tag, self.marked(mark, tag, now_ns))
+            elif request_id is None:
+                self.give_back(tag, min(permits, self.limit), now_ns, None)
         waiting.released(self, key)
 
     def give_back(self, tag: Tag, cost: int, now_ns: int, until_ns: int | None) -> None:

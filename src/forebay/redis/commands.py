@@ -36,6 +36,7 @@ __all__ = [
     "encode_args",
     "forget",
     "given_up",
+    "mark_key",
     "noop",
     "read_nothing",
     "remember",
@@ -347,16 +348,16 @@ def remember(
     """Let a command of ``decide.lua`` charge a request once, as long as its id is remembered."""
     ttl_ns = as_period_ns(DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
     command.arguments[1] = b"%d" % -(-ttl_ns // 1000)
-    command.keys.append(_mark(command.keys, charges, request_id))
+    command.keys.append(mark_key(command.keys, charges, request_id))
 
 
 def forget(command: Command[Any], charges: Sequence[Charge], request_id: Key) -> None:
     """Let a command that gives back do so once, and only if the request is remembered."""
     command.arguments[1] = b"1"
-    command.keys.append(_mark(command.keys, charges, request_id))
+    command.keys.append(mark_key(command.keys, charges, request_id))
 
 
-def _mark(keys: Sequence[bytes], charges: Sequence[Charge], request_id: Key) -> bytes:
+def mark_key(keys: Sequence[bytes], charges: Sequence[Charge], request_id: Key) -> bytes:
     """The Redis key that marks a request as charged. The same id with other keys or costs is another request."""
     try:
         hashed = fingerprint(request_id)

@@ -1,7 +1,9 @@
 """``Concurrency`` over Redis: the commands, the leases and the limiters, for both executors.
 
 Redis keeps a key's permits in a sorted set: one member for each permit, with a unique name and the end of its lease. A
-release names the permits, so only the process that took them can give them back. A lease object from ``acquire`` holds
+release names the permits, so only the process that took them can give them back. Permits of a request with an id move
+to the latest request with it: they get its name, in one script, so that a release of the earlier one finds nothing. The
+id's mark is a key that holds this name until the lease ends. A lease object from ``acquire`` holds
 the names of its permits. The names of *unleased* permits, which ``allow``, ``hit``, ``wait`` and ``reserve`` take, are
 in this process's memory (``UnleasedPermits``), for ``refund``.
 
@@ -65,12 +67,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
+from forebay.core.arguments import cost_of
+from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, StoreUnavailable
-from forebay.rate import Rate
+from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, StoreUnavailable, short_repr
+from forebay.rate import Duration, Rate
 from forebay.redis.algorithms import Algorithm, Charge, Concurrency, Seen
 from forebay.redis.async_executor import AsyncExecutor
-from forebay.redis.commands import HIT, Command, CommandFlow, LimiterCommands, LimiterSpec
+from forebay.redis.commands import HIT, Command, CommandFlow, LimiterCommands, LimiterSpec, encode_args, mark_key
 from forebay.redis.executor import Executor
 from forebay.redis.keys import KeySpace
 from forebay.redis.limiter import BaseLimiter
@@ -115,6 +119,8 @@ class Taken(NamedTuple):
     """The lease of the host's share, if the share has decided."""
     full: bool = False
     """Whether the store of the host's share had no room for the key."""
+    mark: bytes | None = None
+    """The key of the mark, if the request had an id."""
 
     @property
     def is_own(self) -> bool:
@@ -138,6 +144,7 @@ class ConcurrencyCommands(LimiterCommands):
         super().__init__(keyspace, owner, name, kind, spec)
         self.usual = None
         self._leases = script("concurrency_leases", "concurrency")
+        self._once = script("concurrency_once", "concurrency")
         self._processes: dict[int, UnleasedPermits] = {}
 
     def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
@@ -157,7 +164,42 @@ class ConcurrencyCommands(LimiterCommands):
         raise InvalidLimiter(f"{self!r} holds permits, which come back one by one: take them with acquire")
 
     def check_request_ids(self) -> None:
-        raise InvalidLimiter(f"{self!r} takes no request_id: a request that is repeated holds permits of its own")
+        raise InvalidLimiter(
+            f"{self!r} takes no request_id beside other limits: held permits go to the latest request with an id, and "
+            "charges don't. Give it the id in a call of its own"
+        )
+
+    def hit(
+        self,
+        key: Key,
+        cost: Any,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+        request_ttl: Duration | None = None,
+    ) -> Command[Decision]:
+        algorithm = self.tier(rate, burst)
+        if request_id is None or not cost_of(cost):
+            return super().hit(key, cost, request_ttl=request_ttl)
+        if request_ttl is not None:
+            raise InvalidLimiter(
+                f"{self!r} remembers a request_id as long as its permits are held: leave out the request_ttl of "
+                f"{short_repr(request_ttl)}"
+            )
+        charge, redis_key = self.charge_for(key, cost), self.key(key)
+
+        def read(reply: list[int]) -> Decision:
+            seen = Seen(reply[0] != 0, reply[1], reply[3:])
+            if seen.allowed:
+                self.took(redis_key, charge, seen)
+            return algorithm.decision(self.name, charge, seen)
+
+        return self._hit_once(redis_key, charge, request_id, read)
+
+    def _hit_once(self, key: bytes, charge: Charge, request_id: Key, read: Callable[[list[int]], T]) -> Command[T]:
+        keys = [key, mark_key([key], [charge], request_id)]
+        arguments = [HIT, *encode_args(charge.arguments)]
+        return Command(self._once, keys, arguments, self.size, read, partial(self._given_up, key, charge))
 
     def _command(
         self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
@@ -237,25 +279,29 @@ class ConcurrencyCommands(LimiterCommands):
 
         return self._command(HIT, redis_key, charge, self.size, read)
 
-    def acquire(self, key: Key, cost: Any) -> Command[Taken]:
+    def acquire(self, key: Key, cost: Any, request_id: Key | None = None) -> Command[Taken]:
         charge, redis_key = self.charge_for(key, cost), self.key(key)
+        mark = None if request_id is None else mark_key([redis_key], [charge], request_id)
 
         def read(reply: list[int]) -> Taken:
             seen = Seen(reply[0] != 0, reply[1], reply[3:])
-            return Taken(seen.allowed, redis_key, self._permits(charge, seen) if seen.allowed else [], os.getpid())
+            permits = self._permits(charge, seen) if seen.allowed else []
+            return Taken(seen.allowed, redis_key, permits, os.getpid(), mark=mark)
 
+        if request_id is not None and charge.cost:
+            return self._hit_once(redis_key, charge, request_id, read)
         return self._command(HIT, redis_key, charge, self.size, read)
 
     def release(self, key: bytes, permits: list[Permit]) -> Command[int]:
         """The command that releases permits. Its result is the number of them that were still held."""
-        return self._lease_command(b"release", key, permits)
+        return self._lease_command(b"release", [key], permits)
 
-    def renew(self, key: bytes, permits: list[Permit]) -> Command[int]:
-        return self._lease_command(b"renew", key, permits)
+    def renew(self, key: bytes, permits: list[Permit], mark: bytes | None) -> Command[int]:
+        return self._lease_command(b"renew", [key] if mark is None else [key, mark], permits)
 
-    def _lease_command(self, what: bytes, key: bytes, permits: list[Permit]) -> Command[int]:
+    def _lease_command(self, what: bytes, keys: list[bytes], permits: list[Permit]) -> Command[int]:
         arguments = [what, b"%d" % self.algorithm.lease_us, *(permit.member for permit in permits)]
-        return Command(self._leases, [key], arguments, 2, lambda reply: reply[0])
+        return Command(self._leases, keys, arguments, 2, lambda reply: reply[0])
 
     def refund(
         self,
@@ -268,11 +314,19 @@ class ConcurrencyCommands(LimiterCommands):
         self.tier(rate, burst)
         charge, redis_key = self.refund_charge(key, cost), self.key(key)
         if request_id is not None:
-            self.check_request_ids()
+            if cost_of(cost) == charge.cost > 0:
+                yield from self._refund_once(key, redis_key, charge, request_id)
+            return
         count = charge.cost
         if self.fallback is not None:
             count -= self.fallback.give_back_unleased(key, count)
         yield from self._give_back(redis_key, count)
+
+    def _refund_once(self, key: Key, redis_key: bytes, charge: Charge, request_id: Key) -> CommandFlow[None]:
+        keys = [redis_key, mark_key([redis_key], [charge], request_id)]
+        if self.fallback is not None:
+            self.fallback.give_back_once(key, charge.cost, request_id)
+        yield Command(self._once, keys, [b"release", *encode_args(charge.arguments)], 2, lambda reply: reply[0])
 
     def keep(self, key: bytes, charge: Charge, seen: Seen) -> Taken:
         """Move the permits of a request from the process's memory to a lease."""
@@ -383,7 +437,7 @@ class BaseLease(Operated[E], Generic[E]):
             return local is not None
         # Another thread may release the lease before the reply.
         permits = self._permits
-        held: int = yield self._limiter.commands.renew(self._taken.key, permits)
+        held: int = yield self._limiter.commands.renew(self._taken.key, permits, self._taken.mark)
         return held == len(permits)
 
     @property
@@ -462,11 +516,12 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
     _lease: type[L]
 
     @operation
-    def acquire(self, key: Key, cost: int = 1) -> Pending[L]:
+    def acquire(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> Pending[L]:
         commands = self.commands
         lease: Callable[[Taken], L] = partial(self.view, key)
         return self._executor.run_command(
-            commands.acquire(key, cost).then(lease), lambda: lease(commands.fallback.acquire(key, cost))
+            commands.acquire(key, cost, request_id).then(lease),
+            lambda: lease(commands.fallback.acquire(key, cost, request_id)),
         )
 
     @operation
@@ -481,7 +536,8 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
     ) -> Pending[None]:
         """Give back permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
 
-        The refund goes on if the task is cancelled meanwhile.
+        With a `request_id`, give back the permits of the requests with this id, whichever process holds them. The
+        refund goes on if the task is cancelled meanwhile.
         """
         flow = self.commands.refund(key, cost, rate, burst, request_id)
         return self._executor.run_to_end(self._giving_back(key, flow), lambda: self._wake(key))

@@ -112,7 +112,9 @@ class AllowFallback:
         return True
 
     def hit(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
-        self._give_unleased(key, cost)
+        # A refund with the id gives back no other permits.
+        if more.get("request_id") is None:
+            self._give_unleased(key, cost)
         return self.peek(key, cost)
 
     def hit_each(self, key: Any, cost: Any) -> list[Decision]:
@@ -140,7 +142,7 @@ class AllowFallback:
     def refund(self, key: Any, cost: Any, **more: Any) -> None:
         pass
 
-    def acquire(self, key: Any, cost: Any) -> Taken:
+    def acquire(self, key: Any, cost: Any, request_id: Any = None) -> Taken:
         return Taken(True, b"", [], os.getpid(), Uncounted())
 
     def take_unleased(self, key: Any, cost: int) -> tuple[Any, int]:
@@ -151,6 +153,9 @@ class AllowFallback:
     def give_back_unleased(self, key: Any, cost: int) -> int:
         [unleased] = self.unleased
         return 0 if unleased is None else unleased.take(key, cost)
+
+    def give_back_once(self, key: Any, cost: int, request_id: Any) -> None:
+        pass
 
 
 def _allowed(limiter: LimiterCommands) -> Decision:
@@ -168,7 +173,7 @@ class HostShareFallback:
 
     def _given(self, rate: str | Rate | None, burst: int | None, more: dict[str, Any]) -> dict[str, Any]:
         """The host's share of a call's own rate and burst, and its other arguments."""
-        given = more if more.get("request_id") is not None else {}
+        given = {name: value for name, value in more.items() if value is not None and more["request_id"] is not None}
         if rate is not None:
             given["rate"] = self._share_of(rate)
         if burst is not None:
@@ -210,7 +215,8 @@ class HostShareFallback:
         self, key: Any, cost: Any = 1, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
     ) -> Decision:
         decision = self.ask(self.native.hit, key, cost, **self._given(rate, burst, more))
-        if decision.allowed:
+        # A refund with the id gives back these permits by it.
+        if decision.allowed and more.get("request_id") is None:
             self.gave(key, cost)
         return self.in_own_name(decision)
 
@@ -249,8 +255,8 @@ class HostShareFallback:
             return
         self.ask(self.native.refund, key, cost, **self._given(rate, burst, more))
 
-    def acquire(self, key: Any, cost: Any) -> Taken:
-        lease = self.ask(self.native.acquire, key, cost)
+    def acquire(self, key: Any, cost: Any, request_id: Any = None) -> Taken:
+        lease = self.ask(self.native.acquire, key, cost, **self._given(None, None, {"request_id": request_id}))
         return Taken(lease.allowed, b"", [], os.getpid(), lease, lease.full)
 
     def keep(self, key: Any, cost: Any) -> Booked | Taken:
@@ -268,6 +274,9 @@ class HostShareFallback:
         if count:
             self.native.refund(key, count)
         return count
+
+    def give_back_once(self, key: Any, cost: int, request_id: Any) -> None:
+        self.native.refund(key, cost, request_id=request_id)
 
 
 class HostSharesFallback:

@@ -66,12 +66,13 @@ cdef class Concurrency(Limiter):
     cdef dict unleased                       # by tag, what was taken without a lease object: lists of (slot, end)
     cdef Py_ssize_t unleased_swept           # how many tags there may be before lapsed ones are swept out
     cdef SlotSearch search
+    cdef int slot_bits                       # of the end of a lease by a request id, those that are its slot's number
+    cdef uint64_t end_grain_ns               # a power of two; such an end is later than the lease's by less than this
 
     cdef int check_process(self) except -1
     cdef int check_owner(self) except -1
     cdef int begin_process(self) except -1
-    cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0
-    cdef uint64_t begin_lease_of(self, uint64_t tag, Verdict* verdict) except 0
+    cdef uint64_t begin_lease_of(self, uint64_t tag, uint64_t kept_ns, Verdict* verdict) except 0
     cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, ForebayCell lease) except -2
     cdef bint free_ended(self, const Slots* slots) except -1
     cdef int free_all_ended(self) except -1
@@ -83,6 +84,10 @@ cdef class Concurrency(Limiter):
     cdef int add_unleased(self, uint64_t tag, list taken, uint64_t now_ns) except -1
     cdef list take_back(self, uint64_t tag, int64_t cost)
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, ForebayCell held)
+    cdef uint64_t draw_end(self, uint64_t slot, uint64_t end_ns) noexcept
+    cdef bint restart_marked(self, Lease lease) except -1
+    cdef Lease take_over(self, object key, int64_t cost, uint64_t mark_tag, uint64_t* before, Verdict* verdict)
+    cdef Lease take_once(self, object key, int64_t cost, object request_id, Verdict* verdict)
     cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed)
     cdef Decision decision(self, const ForebayCell* cell, uint64_t now_ns, int64_t cost, object allowed)
     cdef int64_t free_unleased(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1
@@ -106,9 +111,10 @@ cdef class Lease:
     cdef ForebayCell* cell              # NULL: none was allowed, or allowed without a slot because the table is full
     cdef uint64_t slot
     cdef ForebayCell held
+    cdef uint64_t mark_tag               # of the request's id; 0: it has none
     cdef uint64_t forks
     cdef bint released
     cdef readonly bint allowed
     cdef readonly bint full              # whether `on_full` decided, as the store had no room for the key
 
-    cdef bint restart(self, uint64_t end_ns) except -1
+    cdef bint restart(self, uint64_t owner, uint64_t end_ns) except -1

@@ -101,8 +101,15 @@ class Concurrency(Limiter):
     @staticmethod
     def bytes_needed(limit: int, *, keys: int | None = None) -> int:
         """How many bytes a limiter of this limit and number of keys takes of its store's file system."""
-    def acquire(self, key: Key, cost: int = 1) -> Lease:
+    def acquire(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> Lease:
         """Take `cost` permits of `key` if they are free now: a ``Lease``, which is true if they were.
+
+        With a `request_id` (str, bytes, int or a tuple of them), a request that is repeated with the same id and cost
+        while its permits are held takes no others: they move to the new lease, in whichever worker it is, and the lease
+        of the earlier attempt has ended. Once they are given back, the id is free. While they are held, the id takes a
+        cell of the store. A lease by an id is up to a sixteenth longer, or up to 1 µs for each permit of the limit if
+        that is more. A process that is killed in between may leave permits that come back as after any kill. Then the
+        repeated request takes others, and so it does while the earlier lease is just being renewed.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
         """
@@ -123,10 +130,11 @@ class Concurrency(Limiter):
         """The exception for a wait in which no permit of `key` became free in time."""
     def allow(self, key: Key, /) -> bool:
         """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
-    def hit(self, key: Key, cost: int = 1) -> Decision:
+    def hit(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> Decision:
         """Take `cost` permits of `key` if they are free, and return the ``Decision``.
 
-        ``retry_after`` is the time until enough leases end if no permit is given back before.
+        ``retry_after`` is the time until enough leases end if no permit is given back before. `request_id` is that of
+        ``acquire``: a ``refund`` with it gives the permits back in any worker.
         """
     def peek(self, key: Key, cost: int = 1) -> Decision:
         """The decision that ``hit`` would return now. Takes nothing."""
@@ -138,10 +146,11 @@ class Concurrency(Limiter):
 
         Otherwise nothing is taken, and ``delay`` is the time until enough leases end if no permit is given back before.
         """
-    def refund(self, key: Key, cost: int = 1) -> None:
+    def refund(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> None:
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
 
-        If those are fewer, all of them.
+        If those are fewer, all of them. With a `request_id`, gives back the permits of the requests with this id and
+        cost, whichever process holds them.
         """
     def reset(self, key: Key) -> None:
         """Free all permits of `key`, whichever process holds them."""

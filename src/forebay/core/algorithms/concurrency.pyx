@@ -11,6 +11,28 @@ slots.pxd has the slots, and the proof that no more than `limit` are held.
 **Crash and stall.** A process may stop between the two steps for so long that the key is forgotten. It then takes a
 slot for a lease that has ended meanwhile: such a slot is free.
 
+**Request ids.** Of the requests with one id, the latest holds the permits. Its mark, in the store's table as those of
+other limiters, has the end of the lease as its time. Such an end is drawn: its low bits are the number of the first
+slot and one that is drawn. So the mark leads to the slot, and the id counts exactly as long as the slot has that end. A
+release, a reset or a reclaim of the slot needs no change of the mark. A request
+
+* takes permits as any other. It writes a drawn end to the slots, by a CAS from what it took. Then it sets the mark, by
+  a CAS from the state that it saw before it took anything;
+* or, if the mark leads to held permits, takes them over: by a CAS of each slot from the pair that it saw to its own
+  process and a new end, then of the mark. So the earlier request's release and renewal fail, as after the end of a
+  lease.
+
+A renewal writes a drawn end to the slots and then sets the mark, too. If a taker's CAS of the mark fails, another
+request has the id: the taker gives back what it took, and begins again. Each repetition follows a step that another
+request has completed.
+
+A process that is killed between two of these steps leaves permits that no mark leads to. They become free as those of
+any ended process. So a repeated request may be charged again after a kill, and if it comes between the two steps of a
+renewal. It is never allowed without a permit. It may be denied if it comes between the first two steps of the other
+attempt, and no permits are left. A lease may have the slot and the end of an earlier one only if both ends are in one
+grain of time (a 16th of the lease, at most), with a chance of 1 in the numbers that can be drawn, mostly 65,536. Leases
+of one process have different numbers.
+
 **Threads.** Threads that run without the GIL share this object and its leases. A critical section guards a lease's
 fields, the unleased permits and the change of process: with the GIL it compiles to nothing, and no fork of Python finds
 one entered. No section calls Python code, in which another thread could enter it. Hints are relaxed loads and stores:
@@ -23,20 +45,23 @@ process of the new key may have taken some.
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
+from forebay.core.algorithms.counts cimport FRACTION_BITS, count_time
 from forebay.core.algorithms.slots cimport (
     SlotRecords, Slots, begin_search, free_bits, free_slot, is_free, lease_of, remember_free, remember_scan, slots_at,
     take_hinted_slot, take_lapsed_slot, was_scanned,
 )
-from forebay.core.cell_limiter cimport whole_cost
+from forebay.core.cell_limiter cimport insert_mark, mark_state, mark_tag_of, whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
     COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_EMPTY, FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, ForebayLine,
-    cas128_acq_rel, count_ones, load128_acquire, load_acquire, load_relaxed, monotonic_ns, store_relaxed, store_release,
+    cas128_acq_rel, count_ones, fetch_add_relaxed, load128_acquire, load_acquire, load_relaxed, monotonic_ns,
+    store_relaxed, store_release,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, CAS_FAILED, DENIED, Events, Outcome, Table, Verdict, no_events, table_decide, table_find, table_now,
+    ALLOWED, CAS_FAILED, DENIED, USED_BITS, Events, Outcome, Table, Verdict, no_events, table_decide, table_find,
+    table_now,
 )
 
 from inspect import Signature
@@ -59,6 +84,15 @@ cdef enum:
     MOST_COUNTED = 4096
     # How many owners a search of all keys has on the stack at a time.
     SOME_OWNERS = 64
+    # Of the end of a lease by a request id: the bits that tell ends of one slot apart, and the part of the lease that
+    # they may prolong it by.
+    LEAST_DRAWN_BITS = 8
+    MOST_DRAWN_BITS = 16
+    DRAWN_PART = 16
+
+
+# How many ends this process has drawn for leases by request ids, of all limiters.
+cdef uint64_t ends_drawn = 0
 
 
 cdef int other_owners(
@@ -121,6 +155,20 @@ cdef uint64_t slots_used(ForebayCell* cell, uint64_t state, uint64_t now_ns, con
     return used
 
 
+cdef list other_slots(const Slots* slots, uint64_t first, ForebayCell seen, int64_t count):
+    """Up to `count` slots that hold the same lease as the first one: a list of (slot, end)."""
+    cdef uint64_t slot
+    cdef ForebayCell other
+    found = []
+    for slot in range(slots.count):
+        if len(found) == count:
+            break
+        other = load128_acquire(&slots.slots[slot])
+        if slot != first and other.tag == seen.tag and other.state == seen.state:
+            found.append((slot, other.state))
+    return found
+
+
 cdef int trim(list held, uint64_t now_ns) except -1:
     """Remove the leases that have ended from a list, oldest first."""
     cdef int ended = 0
@@ -173,19 +221,26 @@ cdef class Lease:
 
     def renew(self):
         """Restart the lease. False if it has ended; then another request may hold the permits."""
-        cdef uint64_t end_ns
+        cdef uint64_t end_ns, before
         cdef Verdict verdict
+        cdef bint held
         if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
             return False
-        end_ns = self.limiter.begin_lease(self.key, &verdict)
+        if self.mark_tag != 0:
+            before = count_time(self.held.state, USED_BITS)
+            held = self.limiter.restart_marked(self)
+            if held:
+                insert_mark(self.limiter, self.mark_tag, self.held.state, before)
+            return held
+        end_ns = self.limiter.begin_lease_of(self.limiter.tag_of(self.key), self.limiter.lease, &verdict)
         with cython.critical_section(self):
             # Until here another thread may have released or renewed this lease.
-            return self.cell != NULL and verdict.cell == self.cell and self.restart(end_ns)
+            return self.cell != NULL and verdict.cell == self.cell and self.restart(self.held.tag, end_ns)
 
-    cdef bint restart(self, uint64_t end_ns) except -1:
+    cdef bint restart(self, uint64_t owner, uint64_t end_ns) except -1:
         """Restart a lease that isn't released. The caller is in its critical section."""
         cdef Slots slots = self.limiter.slots_of(self.cell)
-        cdef ForebayCell renewed = lease_of(self.held.tag, end_ns)
+        cdef ForebayCell renewed = lease_of(owner, end_ns)
         cdef bint held = True
         # Linearizes here, for one permit; each further permit by its own CAS below.
         if not cas128_acq_rel(&slots.slots[self.slot], self.held, renewed):
@@ -264,6 +319,9 @@ cdef class Concurrency(Limiter):
         self.limit = limit
         self.lease_ns = as_period_ns(lease)
         self.lease = self.lease_ns
+        self.slot_bits = (limit - 1).bit_length()
+        self.end_grain_ns = <uint64_t>1 << (1 + self.slot_bits + max(
+            LEAST_DRAWN_BITS, min(MOST_DRAWN_BITS, (self.lease_ns // DRAWN_PART).bit_length() - 2 - self.slot_bits)))
         self.records.limit = self.limit
         self.records.bit_words = (self.limit + 127) // 128 * 2
         self.records.words_per_cell = words_for(limit)
@@ -328,23 +386,19 @@ cdef class Concurrency(Limiter):
                 store_release(&self.my_forks, self.segment.forks[0])
         return 0
 
-    cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0:
-        """Keep a cell for the key until the end of a lease that begins now. Returns that end."""
-        cdef uint64_t tag = self.tag_of(key)
-        return self.begin_lease_of(tag, verdict)
-
-    cdef uint64_t begin_lease_of(self, uint64_t tag, Verdict* verdict) except 0:
+    cdef uint64_t begin_lease_of(self, uint64_t tag, uint64_t kept_ns, Verdict* verdict) except 0:
+        """Keep a cell for the key for `kept_ns`. Returns the end of a lease that begins now."""
         cdef Events events
         cdef Outcome outcome
         cdef ForebayLine* line
         self.check_process()
-        outcome = touch_key(&self.table, tag, &self.lease, verdict)
+        outcome = touch_key(&self.table, tag, &kept_ns, verdict)
         if outcome > ALLOWED:
             events = no_events()
             events.cas_retries = outcome == CAS_FAILED
             line = self.line_here()
             table_decide(
-                &self.table, tag, line.number, &line.counters.claims, touch, &self.lease, verdict, &events)
+                &self.table, tag, line.number, &line.counters.claims, touch, &kept_ns, verdict, &events)
             self.count_events(&events)
         return verdict.now_ns + self.lease
 
@@ -420,7 +474,7 @@ cdef class Concurrency(Limiter):
         cdef Slots slots
         cdef int64_t slot
         cdef list taken
-        lease.state = self.begin_lease_of(tag, verdict)
+        lease.state = self.begin_lease_of(tag, self.lease, verdict)
         # Read now: after a fork, begin_lease_of has made this process a new owner.
         lease.tag = self.me
         if verdict.cell == NULL:
@@ -508,6 +562,7 @@ cdef class Concurrency(Limiter):
         lease.full = verdict.full
         lease.forks = self.segment.forks[0]
         lease.held = held
+        lease.mark_tag = 0
         if isinstance(taken, list):
             if taken:
                 lease.cell = verdict.cell
@@ -518,15 +573,100 @@ cdef class Concurrency(Limiter):
             lease.slot = taken
         return lease
 
+    cdef uint64_t draw_end(self, uint64_t slot, uint64_t end_ns) noexcept:
+        """An end that leads to its first slot, from `end_ns` on. It is even, as a mark rounds its time to 2 ns."""
+        # Each process begins at another number (the golden ratio's multiplier).
+        cdef uint64_t number = fetch_add_relaxed(&ends_drawn, 1) + (self.me * <uint64_t>0x9E3779B97F4A7C15 >> 32)
+        cdef uint64_t low = ((number << self.slot_bits | slot) << 1) & (self.end_grain_ns - 1)
+        cdef uint64_t drawn_ns = (end_ns & ~(self.end_grain_ns - 1)) | low
+        return drawn_ns if drawn_ns >= end_ns else drawn_ns + self.end_grain_ns
+
+    cdef bint restart_marked(self, Lease lease) except -1:
+        """Restart a lease, for this process, until an end that its mark may have. False if it was not held as a whole.
+        """
+        cdef Verdict verdict
+        cdef uint64_t end_ns = self.begin_lease_of(self.tag_of(lease.key), self.lease + self.end_grain_ns, &verdict)
+        with cython.critical_section(lease):
+            # Until here another thread may have released or renewed this lease.
+            return lease.cell != NULL and verdict.cell == lease.cell and lease.restart(
+                self.me, self.draw_end(lease.slot, end_ns))
+
+    cdef Lease take_over(self, object key, int64_t cost, uint64_t mark_tag, uint64_t* before, Verdict* verdict):
+        """The lease of an earlier request with this mark, for this process. None if its permits aren't held any more:
+        then `before` is the mark's state.
+        """
+        cdef Slots slots
+        cdef ForebayCell seen
+        cdef uint64_t slot
+        cdef Lease lease
+        while True:
+            before[0] = mark_state(self, mark_tag)
+            if before[0] == 0:
+                return None
+            self.begin_lease_of(self.tag_of(key), self.lease, verdict)
+            if verdict.cell == NULL:
+                return None
+            slots = self.slots_of(verdict.cell)
+            slot = (before[0] >> FRACTION_BITS >> 1) & ((<uint64_t>1 << self.slot_bits) - 1)
+            more = None
+            if slot < self.limit:
+                seen = load128_acquire(&slots.slots[slot])
+                if seen.tag != 0 and seen.state == before[0] >> FRACTION_BITS:
+                    more = other_slots(&slots, slot, seen, cost - 1)
+            if more is not None and len(more) == cost - 1:
+                lease = self.new_lease(key, [(slot, seen.state), *more], verdict, seen)
+                lease.mark_tag = mark_tag
+                if self.restart_marked(lease) and insert_mark(self, mark_tag, lease.held.state, before[0]):
+                    return lease
+                lease.release()
+            elif mark_state(self, mark_tag) == before[0]:
+                return None
+
+    cdef Lease take_once(self, object key, int64_t cost, object request_id, Verdict* verdict):
+        """The lease for a request with an id: of an earlier one with the same id if that holds its permits, or a new
+        one."""
+        cdef ForebayCell held
+        cdef uint64_t before
+        cdef Lease lease
+        cdef uint64_t mark_tag = mark_tag_of(self, key, request_id, cost)
+        self.check_process()
+        while True:
+            lease = self.take_over(key, cost, mark_tag, &before, verdict)
+            if lease is not None:
+                return lease
+            lease = self.new_lease(key, self.take(self.tag_of(key), cost, verdict, &held), verdict, held)
+            if lease.cell == NULL:
+                # Allowed without permits, as the store has no room; or denied, unless the id has got permits meanwhile.
+                if lease.allowed or mark_state(self, mark_tag) == before:
+                    return lease
+                continue
+            lease.mark_tag = mark_tag
+            if self.restart_marked(lease) and insert_mark(self, mark_tag, lease.held.state, before):
+                return lease
+            lease.release()
+
     @cython.binding(False)
-    def acquire(self, key, cost=1):
+    def acquire(self, key, cost=1, *, request_id=None):
         """Take `cost` permits of `key` if they are free now: a ``Lease``, which is true if they were.
+
+        With a `request_id` (str, bytes, int or a tuple of them), a request that is repeated with the same id and cost
+        while its permits are held takes no others: they move to the new lease, in whichever worker it is, and the lease
+        of the earlier attempt has ended. Once they are given back, the id is free. While they are held, the id takes a
+        cell of the store. A lease by an id is up to a sixteenth longer, or up to 1 µs for each permit of the limit if
+        that is more. A process that is killed in between may leave permits that come back as after any kill. Then the
+        repeated request takes others, and so it does while the earlier lease is just being renewed.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
         """
         cdef Verdict verdict
         cdef ForebayCell held
-        taken = self.take(self.tag_of(key), self.checked_cost(cost), &verdict, &held)
+        cdef Lease lease
+        cdef int64_t slots = self.checked_cost(cost)
+        if request_id is not None and slots != 0:
+            lease = self.take_once(key, slots, request_id, &verdict)
+            self.count(COUNTER_ALLOWED if lease.allowed else COUNTER_DENIED, 1)
+            return lease
+        taken = self.take(self.tag_of(key), slots, &verdict, &held)
         self.count(COUNTER_DENIED if taken is None else COUNTER_ALLOWED, 1)
         return self.new_lease(key, taken, &verdict, held)
 
@@ -555,17 +695,25 @@ cdef class Concurrency(Limiter):
         cdef Verdict verdict
         return self.take_unleased(self.tag_of(key), 1, &verdict)
 
-    def hit(self, key, cost=1):
+    def hit(self, key, cost=1, *, request_id=None):
         """Take `cost` permits of `key` if they are free, and return the ``Decision``.
 
-        ``retry_after`` is the time until enough leases end if no permit is given back before.
+        ``retry_after`` is the time until enough leases end if no permit is given back before. `request_id` is that of
+        ``acquire``: a ``refund`` with it gives the permits back in any worker.
         """
         cdef Verdict verdict
+        cdef Lease lease
         cdef int64_t slots = self.checked_cost(cost)
         cdef uint64_t tag = self.tag_of(key)
         cdef bint allowed
         if slots == 0:
             return self.peek(key, 0)
+        if request_id is not None:
+            lease = self.take_once(key, slots, request_id, &verdict)
+            self.count(COUNTER_ALLOWED if lease.allowed else COUNTER_DENIED, 1)
+            if lease.cell != NULL:
+                self.add_unleased(tag, [(lease.slot, lease.held.state), *(lease.more or ())], verdict.now_ns)
+            return self.verdict_decision(&verdict, slots, lease.allowed)
         allowed = self.take_unleased(tag, slots, &verdict)
         return self.verdict_decision(&verdict, slots, allowed)
 
@@ -649,14 +797,23 @@ cdef class Concurrency(Limiter):
             self, self.segment, key, slots, False, False, verdict.now_ns, decision.outlook.retry_after_ns, 0,
             verdict.full)
 
-    def refund(self, key, cost=1):
+    def refund(self, key, cost=1, *, request_id=None):
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
 
-        If those are fewer, all of them.
+        If those are fewer, all of them. With a `request_id`, gives back the permits of the requests with this id and
+        cost, whichever process holds them.
         """
         cdef int64_t slots = min(whole_cost(cost), <int64_t>self.limit)
-        cdef uint64_t tag = self.tag_of(key)
+        cdef uint64_t before, tag = self.tag_of(key)
+        cdef Verdict verdict
+        cdef Lease lease
         self.check_process()
+        if request_id is not None:
+            if slots != 0 and <uint64_t>whole_cost(cost) <= self.limit:
+                lease = self.take_over(key, slots, mark_tag_of(self, key, request_id, slots), &before, &verdict)
+                if lease is not None:
+                    lease.release()
+            return
         self.give_back(tag, slots, 0)
         waiting.released(self, key)
 

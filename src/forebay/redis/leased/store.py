@@ -426,8 +426,9 @@ class AsyncLeasedLimiter(LeasedBase):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
+        request_ttl: Duration | None = None,
     ) -> Decision:
-        if rate is not None or burst is not None or request_id is not None:
+        if rate is not None or burst is not None or request_id is not None or request_ttl is not None:
             self._permits.refuse_extras()
         decision = self._permits.hit_now(key, cost)
         if decision is None:

@@ -1,6 +1,6 @@
 -- Releases permits of a `Concurrency` key, or renews their leases.
 --
--- KEYS: the key of the limiter's state.
+-- KEYS: the key of the limiter's state; for permits that a request with an id has taken, the key of its mark.
 -- ARGV: "release" or "renew"; the lease's length; then the permits' names.
 -- Reply: how many of these permits were held, and the time. Or -1 and 1 if the key holds a foreign value.
 local now, held = clock(), 0
@@ -22,5 +22,8 @@ for i = 3, #ARGV do
 end
 if held > 0 and ARGV[1] == 'renew' then
   redis.call('PEXPIREAT', KEYS[1], expiry(math.max(state.last_end, ends)))
+  if KEYS[2] and reply_of('GET', KEYS[2]) == string.match(ARGV[3], '^h%x+') then
+    redis.call('PEXPIREAT', KEYS[2], expiry(ends))
+  end
 end
 return {held, now}
