@@ -245,10 +245,12 @@ class _Waiter:
     def check(self) -> None:
         """Raise for a request that can never be allowed, before it stands in line for that.
 
-        Over Redis it stands in line, because a look would be a call.
+        Over Redis a look would be a call. So these limiters have a check without one.
         """
-        if not (self.checked or hasattr(self.limiter, "queue_key")):
-            self.limiter.peek(self.key, self.cost, **self.tier)  # type: ignore[attr-defined]  # limiters in memory
+        if not self.checked:
+            limiter: Any = self.limiter
+            check = getattr(limiter, "check_request", None) or limiter.peek
+            check(self.key, self.cost, **self.tier)
         self.checked = True
 
     def attempt(self) -> bool | None:

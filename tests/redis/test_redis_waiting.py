@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,19 +20,22 @@ from scripts_clock import ServerClock
 from forebay import (
     AllOf,
     Concurrency,
+    CostExceedsLimit,
     FixedWindow,
+    InvalidCost,
     InvalidLimiter,
     LeakyBucket,
     LimitExceeded,
     MinInterval,
     NotAwaited,
     SlidingLog,
+    Store,
     StoreClosed,
     TokenBucket,
     waiting,
 )
 from forebay.contrib.requests import LimitedAdapter
-from forebay.redis import AsyncRedisStore, RedisStore, wait_queues
+from forebay.redis import AsyncLeasedStore, AsyncRedisStore, RedisStore, wait_queues
 from forebay.redis.concurrency import lease_taken
 
 make_log: Any = SlidingLog
@@ -183,6 +186,77 @@ def test_requests_for_other_windows_wait_in_other_queues(redis_store: RedisStore
     assert quick.wait("ada", timeout=5)
     # Nothing else wakes the waiter before its year is over: it ends with this process.
     waiting._queues.clear()
+
+
+def test_task_that_is_cancelled_while_a_denial_comes_ends() -> None:
+    """redis-py may return the reply and drop the cancellation."""
+
+    async def reserve(max_delay: float | None) -> Any:
+        task = asyncio.current_task()
+        assert task
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        return SimpleNamespace(allowed=False, delay=3600.0, delay_ns=3600 * 10**9)
+
+    async def cancelled() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(wait_queues.wait(reserve, asyncio.Lock(), False, None, 0.0), 30)
+
+    run(cancelled())
+
+
+OF_ONE: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "token bucket": lambda store, leased, host: TokenBucket(store, "w", "1/hour"),
+    "fixed window": lambda store, leased, host: FixedWindow(store, "w", "1/year"),
+    "concurrency": lambda store, leased, host: Concurrency(store, "w", 1, lease="1 hour"),
+    "two": lambda store, leased, host: AllOf(TokenBucket(store, "w", "1/hour"), FixedWindow(store, "v", "5/hour")),
+    "leased": lambda store, leased, host: TokenBucket(leased, "w", "1/hour"),
+    "leased, and one of the host": lambda store, leased, host: AllOf(
+        TokenBucket(leased, "w", "5/hour"), FixedWindow(host, "v", "1/hour")
+    ),
+}
+
+
+@pytest.mark.parametrize("make", OF_ONE.values(), ids=OF_ONE)
+def test_task_whose_request_can_never_be_allowed_does_not_stand_in_line(
+    server: RedisServer, make: Callable[[Any, Any, Any], Any]
+) -> None:
+    async def stand_in_line() -> None:
+        with Store.private(keys=10) as host:
+            async with async_store(server) as store, AsyncLeasedStore(store, host) as leased:
+                limiter = make(store, leased, host)
+                assert await limiter.allow("ada")
+                first = asyncio.create_task(limiter.wait("ada"))
+                await asyncio.sleep(0)
+                for cost, error in ((2, CostExceedsLimit), (-1, InvalidCost)):
+                    with pytest.raises(error):
+                        await limiter.wait("ada", cost, timeout=1)
+                assert not first.done()
+                first.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await first
+
+    run(stand_in_line())
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_thread_whose_request_can_never_be_allowed_does_not_stand_in_line(
+    redis_store: RedisStore, several: bool
+) -> None:
+    places = Concurrency(redis_store, "w", 1, lease="1 hour")
+    limiter: Any = AllOf(places, FixedWindow(redis_store, "v", "5/hour")) if several else places
+    taken = places.acquire("ada")
+    thread = threading.Thread(target=limiter.wait, args=("ada",), daemon=True)
+    thread.start()
+    until(lambda: waiting._queues, "it is queued")
+    for cost, error in ((2, CostExceedsLimit), (-1, InvalidCost)):
+        with pytest.raises(error):
+            limiter.wait("ada", cost, timeout=1)
+    assert waiting._queues
+    taken.release()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_an_interrupted_wait_raises_the_interrupt_whatever_fails(server: RedisServer) -> None:

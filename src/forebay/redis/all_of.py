@@ -320,6 +320,10 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         """Requests with equal queue keys wait in one queue."""
         return self._commands.queue_key(key)
 
+    def check_request(self, key: Keys, cost: Costs) -> None:
+        """Raise for a request that can never be allowed, without a call to Redis."""
+        self._commands.parts(key, cost)
+
     @operation
     def allow(self, key: Keys, /) -> Pending[bool]:
         commands = self._commands

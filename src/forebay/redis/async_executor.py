@@ -217,6 +217,9 @@ class AsyncExecutor(ExecutorBase):
         """The ``wait`` of every limiter."""
         tier = tier_of(rate, burst)
         queue = self._queues[(limiter.queue_key(key), *tier.items())]
+        if queue.locked():
+            # A request that can never be allowed doesn't stand in line for that.
+            limiter.check_request(key, cost, **tier)
         reserve = functools.partial(limiter.reserve, key, cost, **tier)
         return await wait(reserve, queue, limiter.may_free_early, timeout, jitter)
 

@@ -215,6 +215,11 @@ class LimiterCommands:
             return self.algorithm
         return self.algorithm.tier(rate, burst, self)
 
+    def check_request(self, key: Key, cost: Any, rate: str | Rate | None, burst: int | None) -> None:
+        """Raise for a request that can never be allowed."""
+        self.key(key)
+        self.charge_for(key, cost, self.tier(rate, burst))
+
     def took(self, key: bytes, charge: Charge, seen: Seen) -> None:
         """Called for each request that Redis has allowed and charged."""
 

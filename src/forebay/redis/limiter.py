@@ -189,6 +189,10 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         """Requests with equal queue keys wait in one queue."""
         return self.commands.key(key)
 
+    def check_request(self, key: Key, cost: int, *, rate: str | Rate | None = None, burst: int | None = None) -> None:
+        """Raise for a request that can never be allowed, without a call to Redis."""
+        self.commands.check_request(key, cost, rate, burst)
+
     @operation
     def allow(self, key: Key, /) -> Pending[bool]:
         commands = self.commands

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError
@@ -64,14 +65,14 @@ async def wait(
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     task = asyncio.current_task()
     assert task
-    cancelled_before = task.cancelling()
+    is_cancelled = functools.partial(_is_cancelled, task, task.cancelling())
     try:
         async with asyncio.timeout(timeout_s):
             await queue.acquire()
     except TimeoutError:
         return False
     try:
-        booked = await _reserve_until(reserve, may_free_early, deadline_s, jitter)
+        booked = await _reserve_until(reserve, is_cancelled, may_free_early, deadline_s, jitter)
     finally:
         queue.release()
     if booked is None:
@@ -79,8 +80,7 @@ async def wait(
     booked_s = booked.due_ns / 1e9 - booked.delay
     due_s = booked_s + jittered(booked.delay_ns, jitter, _ns(deadline_s - booked_s)) / 1e9
     try:
-        if task.cancelling() > cancelled_before:
-            # The task was cancelled while the reply came. redis-py then returns the reply and drops the cancellation.
+        if is_cancelled():
             raise asyncio.CancelledError
         while (left_s := due_s - time.monotonic()) > 0:
             await asyncio.sleep(left_s)
@@ -91,6 +91,11 @@ async def wait(
     return True
 
 
+def _is_cancelled(task: asyncio.Task[Any], before: int) -> bool:
+    """Whether the task was cancelled while a reply came: redis-py then returns the reply and drops the cancellation."""
+    return task.cancelling() > before
+
+
 def _ns(seconds: float) -> int:
     """A time in ns; for an infinite one the longest timeout."""
     return min(round(min(seconds, LONGEST_TIMEOUT_NS) * 1e9), LONGEST_TIMEOUT_NS)
@@ -98,6 +103,7 @@ def _ns(seconds: float) -> int:
 
 async def _reserve_until(
     reserve: Callable[[float | None], Awaitable[AwaitedBooking]],
+    is_cancelled: Callable[[], bool],
     may_free_early: bool,
     deadline_s: float,
     jitter: float,
@@ -108,6 +114,8 @@ async def _reserve_until(
         booked = await reserve(None if deadline_s == math.inf else left_s)
         if booked.allowed:
             return booked
+        if is_cancelled():
+            raise asyncio.CancelledError
         if left_s == 0 or (booked.delay > left_s and not may_free_early):
             return None
         # A denial without a time must not lead to a loop without sleep.

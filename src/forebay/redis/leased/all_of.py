@@ -243,6 +243,15 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
                 decisions[i] = look or permits.decision(True, permits.left(permits.tag(keys[i]))[0], 0, 0)
         return decisions
 
+    def check_request(self, key: Keys, cost: Costs) -> None:
+        """Raise for a request that can never be allowed, without a call to Redis."""
+        keys, costs = self._each(key, cost)
+        for i, part in self._leased:
+            part.check_request(keys[i], costs[i])
+        for _, at, _ in self._local:
+            for i in at:
+                self._limiters[i].peek(keys[i], costs[i])
+
     @operation
     def charge(self, key: Keys, cost: Costs) -> Pending[SeveralCharges]:
         """For ``wait`` and the web: the decisions of ``hit_each``, with the charges, which can be given back."""
@@ -414,6 +423,9 @@ class Waited:
 
     def queue_key(self, key: Keys) -> object:
         return self.name, tuple(key) if isinstance(key, list) else key
+
+    def check_request(self, key: Keys, cost: Costs) -> None:
+        self._limits.check_request(key, cost)
 
     def reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> Any:
         return self._limits.charge(key, cost)

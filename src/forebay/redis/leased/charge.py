@@ -28,6 +28,11 @@ class LeasedPart:
     def queue_key(self, key: Key) -> object:
         return id(self.store), self.name, self.permits.tag(key)
 
+    def check_request(self, key: Key, cost: int) -> None:
+        """Raise for a request that can never be allowed, without a call to Redis."""
+        self.permits.tag(key)
+        self.permits.checked(cost)
+
     def charge(self, key: Key, cost: int) -> Any:
         """A ``LeasedCharge``: by the lease if it suffices, else by a call to Redis."""
         return self.store.executor.run(self._charge(key, cost))
