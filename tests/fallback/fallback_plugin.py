@@ -44,6 +44,7 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     ),
     "a forked child has a copy of the state, and counts apart": (
         "unit/test_convert.py::test_charges_of_other_processes_count_before_or_after",
+        "unit/test_convert_windows.py::test_charges_of_other_processes_count_before_or_after",
         "unit/test_request_ids.py::test_another_worker_*",
         "unit/test_request_ids.py::test_racing_workers_*",
         "unit/test_request_ids.py::test_worker_*",

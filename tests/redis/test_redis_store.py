@@ -408,6 +408,15 @@ def test_a_foreign_value_under_the_key_of_a_mark_is_an_error(
     assert bucket.peek("ada").remaining == 4
 
 
+def test_convert_is_refused_with_what_can_be_converted(redis_store: RedisStore) -> None:
+    with Store.private(keys=10) as host, LeasedStore(redis_store, host) as leased:
+        for store in (redis_store, leased):
+            for make in (TokenBucket, FixedWindow):
+                limiter: Any = make(store, "c", "5/minute")
+                with pytest.raises(InvalidLimiter, match="a FixedWindow or a SlidingWindow over a Store can"):
+                    limiter.convert("ada", "9/minute", keep="share")
+
+
 @every_kind
 def test_flushed_scripts_are_loaded_again(
     make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from forebay.errors import InvalidCost, InvalidKey, short_repr
+from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, short_repr
 
-__all__ = ["DEFAULT_REQUEST_TTL", "cost_of", "costs_of", "keys_of", "ttl_without_id"]
+__all__ = ["DEFAULT_REQUEST_TTL", "cost_of", "costs_of", "kept", "keys_of", "ttl_without_id"]
 
 DEFAULT_REQUEST_TTL: Final = "5 minutes"
+KEPT: Final = ("permits", "share", "used")
 
 T = TypeVar("T")
 
@@ -41,6 +42,13 @@ def costs_of(costs: Iterable[Any] | None, count: int) -> list[Any]:
     if len(listed) != count:
         raise InvalidCost(f"{count} keys need {count} costs, not {len(listed)}")
     return listed
+
+
+def kept(keep: Any) -> int:
+    """The position in `KEPT` of what a key keeps when its limit changes. Raises ``InvalidLimiter``."""
+    if not isinstance(keep, str) or keep not in KEPT:
+        raise InvalidLimiter(f"keep is 'permits', 'share' or 'used', not {short_repr(keep)}")
+    return KEPT.index(keep)
 
 
 def ttl_without_id(request_ttl: Any) -> InvalidKey:

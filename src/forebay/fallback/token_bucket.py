@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, final
 
+from forebay.core.arguments import kept
 from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
 from forebay.fallback.cell_limiter import CellAlgorithm, whole_cost
 from forebay.fallback.decision import Outlook
@@ -267,8 +268,7 @@ class TokenBucket(GcraLimiter):
         Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``.
         """
         tag = self.tag_of(key)
-        if not isinstance(keep, str) or keep not in ("permits", "share", "used"):
-            raise InvalidLimiter(f"keep is 'permits', 'share' or 'used', not {short_repr(keep)}")
+        kept(keep)
         old, new = self.params_for_call(as_rate(old_rate), old_burst), self.params_for_call(rate, burst)
         with self.memory.lock:
             now_ns = self.open_now_ns()

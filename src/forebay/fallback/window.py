@@ -7,9 +7,11 @@ from hashlib import blake2b
 from typing import Any, Final, final
 
 from forebay.calendars import Calendar, calendar_of
+from forebay.core.arguments import kept
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.fallback.cell_limiter import CellAlgorithm, CellLimiter
 from forebay.fallback.decision import Outlook
+from forebay.fallback.keys import Key
 from forebay.fallback.memory import Charge, LimitParams, Memory, Tag, Verdict
 from forebay.rate import Rate, as_rate
 
@@ -112,6 +114,15 @@ class Fixed(CellAlgorithm):
         if counted.count > charge.room:
             return None
         return self.state_of(charge.params, counted, counted.count + charge.amount)
+
+    def convert(
+        self, tag: Tag, state: int, now_ns: int, old: LimitParams, new: LimitParams, keep: str, most: int
+    ) -> int | None:
+        """The state under another limit; None if the key has used nothing. `most` is what it can count."""
+        counted = self.counted(new, tag, state, now_ns)
+        if counted.count == 0:
+            return None
+        return self.state_of(new, counted, converted(old, new, keep, counted.count, most))
 
     def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
         params = charge.params
@@ -229,6 +240,29 @@ class Sliding(CellAlgorithm):
         counted.count += charge.amount
         return self.state_of(charge.params, counted)
 
+    def convert(
+        self, tag: Tag, state: int, now_ns: int, old: LimitParams, new: LimitParams, keep: str, most: int
+    ) -> int | None:
+        """The state under another limit; None if the key has used nothing. `most` is what it can count."""
+        counted = self.counted(new, state, now_ns)
+        used = estimate(new, counted)
+        if used == 0:
+            return None
+        if keep == "share":
+            counted.count = converted(old, new, keep, counted.count, most)
+            counted.previous = converted(old, new, keep, counted.previous, low_mask(new.previous_bits))
+        else:
+            part, used = used - counted.count, converted(old, new, keep, used, most)
+            counted.count = max(used - part, 0)
+            if part > used:
+                # The most of the previous window whose part now is `used`.
+                if new.rounds_up:
+                    whole = used * new.period_ns // counted.left_ns
+                else:
+                    whole = -(-(used + 1) * new.period_ns // counted.left_ns) - 1
+                counted.previous = min(counted.previous, shifted(new, whole))
+        return self.state_of(new, counted)
+
     def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
         params = charge.params
         counted = self.counted(params, state, now_ns)
@@ -251,6 +285,15 @@ class Sliding(CellAlgorithm):
             retry_after_ns=0 if verdict.allowed else until_estimate(params, counted, to_end_ns, charge.room),
             reset_after_ns=until_estimate(params, counted, to_end_ns, 0) if used else 0,
         )
+
+
+def converted(old: LimitParams, new: LimitParams, keep: str, used: int, most: int) -> int:
+    """How much of the new limit a key has used that has used so much of the old one."""
+    if keep == "used":
+        return used
+    if keep == "share":
+        return min(-(-used * new.limit // old.limit), most)
+    return new.limit - min(max(old.limit - used, 0), new.limit)
 
 
 def shifted(params: LimitParams, count: int) -> int:
@@ -289,6 +332,7 @@ class WindowLimiter(CellLimiter):
     """Base class of the limiters that count in windows; not used by itself."""
 
     rate: Rate
+    algorithm: Fixed | Sliding
     most: int
     """The largest limit that fits into its states."""
 
@@ -317,6 +361,29 @@ class WindowLimiter(CellLimiter):
                 f"{self!r} can count up to {self.most}, not to {rate.limit}: make it with the largest of its rates"
             )
         return replace(self.params, limit=rate.limit, rate_limit=rate.limit)
+
+    def convert(self, key: Key, old_rate: str | Rate, *, rate: str | Rate | None = None, keep: str = "used") -> int:
+        """Carry what `key` has used of its window over to another limit. Returns how many permits remain under it.
+
+        The new limit is the limiter's own, or that of `rate`, as in ``hit``. `keep` is what stays the same:
+        ``"permits"``, the number that remain, at most the new limit; ``"share"``, their share of the limit, rounded
+        against the key; ``"used"``, the number that were used. A key that has used nothing is as a new one.
+
+        Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``.
+        """
+        tag = self.tag_of(key)
+        kept(keep)
+        old: Any = old_rate
+        if old is None:
+            as_rate(old)  # type: ignore[arg-type]  # which raises
+        old, new = self.params_for_call(old, None), self.params_for_call(rate, None)
+        with self.memory.lock:
+            now_ns = self.open_now_ns()
+            state = self.table.find(tag)
+            left = None if state is None else self.algorithm.convert(tag, state, now_ns, old, new, keep, self.most)
+            if left is not None:
+                self.table.put(tag, left, self.algorithm)
+            return self.peek(key, rate=rate).remaining
 
 
 @final

@@ -6,6 +6,7 @@ from cpython.object cimport Py_TPFLAGS_BASETYPE, PyObject, PyTypeObject, newfunc
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport uint64_t
 
+from forebay.core.algorithms.conversion cimport KEEP_SHARE, KEEP_USED, Keep, scaled
 from forebay.core.algorithms.counts cimport count_bits_for, window_end_ns
 from forebay.core.algorithms.gcra cimport GcraLimiter, gcra_take
 from forebay.core.algorithms.initial_bucket cimport initial_give_back, initial_take, is_known, state_now
@@ -16,13 +17,12 @@ from forebay.core.batch cimport Batch, decide_batch_by
 from forebay.core.cell_limiter cimport allow_by, count_charge, whole_cost
 from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, copy_of
-from forebay.core.table.native cimport (
-    FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up, product_below,
-)
+from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up
 from forebay.core.table.table cimport TIME_BITS, Events, Next, Verdict, no_events, table_amend
 
 from datetime import datetime, timedelta, timezone
 
+from forebay.core.arguments import kept
 from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
@@ -110,13 +110,11 @@ cdef class TokenBucket(GcraLimiter):
         cdef LimitParams new
         cdef Events events
         cdef uint64_t tag = self.tag_of(key)
-        if not isinstance(keep, str) or keep not in KEPT:
-            raise InvalidLimiter(f"keep is 'permits', 'share' or 'used', not {short_repr(keep)}")
+        conversion.keep = <Keep><int>kept(keep)
         self.params_for_call(as_rate(old_rate), old_burst, &old)
         self.params_for_call(rate, burst, &new)
         conversion.old = &old
         conversion.new = &new
-        conversion.keep = KEPT[keep]
         conversion.most_ahead_ns = self.most_ahead_ns
         self.ensure_attached()
         events = no_events()
@@ -136,25 +134,11 @@ cdef class TokenBucket(GcraLimiter):
         return 0
 
 
-cdef enum Keep:
-    KEEP_PERMITS
-    KEEP_SHARE
-    KEEP_USED
-
-
-cdef dict KEPT = {"permits": KEEP_PERMITS, "share": KEEP_SHARE, "used": KEEP_USED}
-
-
 cdef struct Conversion:
     const LimitParams* old
     const LimitParams* new
     Keep keep
     uint64_t most_ahead_ns
-
-
-cdef inline uint64_t scaled(uint64_t value, uint64_t by, uint64_t divisor, uint64_t most) noexcept nogil:
-    """``value * by / divisor``, rounded up, at most `most`."""
-    return multiply_divide_up(value, by, divisor) if product_below(value, by, most, divisor) else most
 
 
 cdef uint64_t converted_ns(const Conversion* conversion, uint64_t ahead_ns) noexcept nogil:

@@ -15,6 +15,29 @@ class WindowLimiter(CellLimiter):
     """Base class of the limiters that count in windows; not used by itself."""
     @property
     def rate(self) -> Rate: ...
+    def convert(
+        self,
+        key: Key,
+        old_rate: str | Rate,
+        *,
+        rate: str | Rate | None = None,
+        keep: Literal["permits", "share", "used"] = "used",
+    ) -> int:
+        """Carry what `key` has used of its window over to another limit. Returns how many permits remain under it.
+
+        A state is what was used, and says nothing of the limit. So without this, a key keeps what it has ``"used"``.
+        The other values of `keep` make something else stay the same: ``"permits"``, the number that remain, at most the
+        new limit; ``"share"``, their share of the limit, rounded against the key. Call it once for each key that moves.
+        The new limit is the limiter's own, or that of `rate`, as in ``hit``. Both rates have the limiter's period. A
+        key that has used nothing is as a new one: it has the new limit. To give a key the whole limit, ``reset`` it. A
+        ``refund`` or ``cancel`` of an earlier request gives back as many permits as it was charged.
+
+        In a sliding window, ``"share"`` converts both counts. With ``"permits"``, the estimate of now leaves as many
+        permits as before, by another count of the current window, or of the previous one if that alone is too much.
+
+        Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
+        the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
+        """
 
 @final
 class FixedWindow(WindowLimiter):

@@ -35,6 +35,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint64_t
 
+from forebay.core.algorithms.conversion cimport KEEP_SHARE, KEEP_USED, Keep, scaled
 from forebay.core.algorithms.counts cimport (
     CALENDAR_WINDOWS, count_bits_for, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
 )
@@ -45,11 +46,14 @@ from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_KIND_USED, ForebayCell, ForebayLine, highest_bit, multiply_divide_down,
     multiply_divide_up,
 )
-from forebay.core.table.table cimport MOST_USED, USED_BITS, Next, Verdict, table_now
+from forebay.core.table.table cimport (
+    MOST_USED, USED_BITS, Decide, Events, Next, Verdict, no_events, table_amend, table_now,
+)
 
 from array import array
 
 from forebay.calendars import calendar_of
+from forebay.core.arguments import kept
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
@@ -201,10 +205,83 @@ cdef bint sliding_give_back(
     return True
 
 
+cdef struct Conversion:
+    const LimitParams* params
+    uint64_t old_limit
+    uint64_t new_limit
+    uint64_t most                # that the state can count
+    Keep keep
+
+
+cdef inline uint64_t converted(const Conversion* conversion, uint64_t used) noexcept nogil:
+    """How much of the new limit a key has used that has used so much of the old one, which is not 0."""
+    if conversion.keep == KEEP_USED:
+        return used
+    if conversion.keep == KEEP_SHARE:
+        return scaled(used, conversion.new_limit, conversion.old_limit, conversion.most)
+    return conversion.new_limit - min(conversion.old_limit - min(used, conversion.old_limit), conversion.new_limit)
+
+
+cdef bint fixed_convert(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Conversion* conversion = <const Conversion*>parameters
+    cdef Counted counted = fixed_counted(conversion.params, tag, state, now_ns)
+    next.state = counted.time | converted(conversion, counted.count)
+    return counted.count != 0
+
+
+cdef bint staggered_convert(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Conversion* conversion = <const Conversion*>parameters
+    cdef Counted counted = staggered_counted(conversion.params, tag, state, now_ns)
+    next.state = used_state(conversion.params, counted.time, converted(conversion, counted.count))
+    return counted.count != 0
+
+
+cdef bint first_convert(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Conversion* conversion = <const Conversion*>parameters
+    cdef Counted counted = first_counted(conversion.params, state, now_ns)
+    next.state = used_state(conversion.params, counted.time, converted(conversion, counted.count))
+    return counted.count != 0
+
+
+cdef bint sliding_convert(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Conversion* conversion = <const Conversion*>parameters
+    cdef const LimitParams* params = conversion.params
+    cdef Counted counted = sliding_counted(params, state, now_ns)
+    cdef uint64_t part = weighted(params, counted.previous, counted.left_ns)
+    cdef uint64_t used, whole
+    if counted.count + part == 0:
+        return False
+    if conversion.keep == KEEP_SHARE:
+        counted.count = converted(conversion, counted.count)
+        counted.previous = scaled(
+            counted.previous, conversion.new_limit, conversion.old_limit, low_mask(params.previous_bits))
+    else:
+        used = converted(conversion, counted.count + part)
+        counted.count = used - min(part, used)
+        if part > used:
+            # The most of the previous window whose part now is `used`.
+            if params.rounds_up:
+                whole = multiply_divide_down(used, params.period_ns, counted.left_ns)
+            else:
+                whole = multiply_divide_up(used + 1, params.period_ns, counted.left_ns) - 1
+            counted.previous = min(counted.previous, (whole + low_mask(params.previous_shift)) >> params.previous_shift)
+    next.state = sliding_state(params, &counted)
+    return True
+
+
 cdef class WindowLimiter(CellLimiter):
     """Base class of the limiters that count in windows; not used by itself."""
 
     cdef readonly object rate
+    cdef Decide convert_by
 
     cdef int count_by(self, object rate, object period_ns) except -1:
         self.rate = rate
@@ -240,6 +317,42 @@ cdef class WindowLimiter(CellLimiter):
     cdef uint64_t most(self) noexcept:
         """The largest limit that fits into its states."""
         return 0
+
+    def convert(self, key, old_rate, *, rate=None, keep="used"):
+        """Carry what `key` has used of its window over to another limit. Returns how many permits remain under it.
+
+        A state is what was used, and says nothing of the limit. So without this, a key keeps what it has ``"used"``.
+        The other values of `keep` make something else stay the same: ``"permits"``, the number that remain, at most the
+        new limit; ``"share"``, their share of the limit, rounded against the key. Call it once for each key that moves.
+        The new limit is the limiter's own, or that of `rate`, as in ``hit``. Both rates have the limiter's period. A
+        key that has used nothing is as a new one: it has the new limit. To give a key the whole limit, ``reset`` it. A
+        ``refund`` or ``cancel`` of an earlier request gives back as many permits as it was charged.
+
+        In a sliding window, ``"share"`` converts both counts. With ``"permits"``, the estimate of now leaves as many
+        permits as before, by another count of the current window, or of the previous one if that alone is too much.
+
+        Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
+        the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
+        """
+        cdef Conversion conversion
+        cdef LimitParams old
+        cdef LimitParams new
+        cdef Events events
+        cdef uint64_t tag = self.tag_of(key)
+        conversion.keep = <Keep><int>kept(keep)
+        if old_rate is None:
+            as_rate(old_rate)  # which raises
+        self.params_for_call(old_rate, None, &old)
+        self.params_for_call(rate, None, &new)
+        conversion.params = &new
+        conversion.old_limit = old.limit
+        conversion.new_limit = new.limit
+        conversion.most = self.most()
+        self.ensure_attached()
+        events = no_events()
+        table_amend(&self.table, tag, self.convert_by, &conversion, &events)
+        self.count_events(&events)
+        return self.peek(key, rate=rate).remaining
 
 
 @cython.final
@@ -287,11 +400,14 @@ cdef class FixedWindow(WindowLimiter):
         window_bits = count_bits_for(self.params.period_ns)
         if align == "first":
             self.take, self.give_back, self.describe = first_take, first_give_back, describe_first
+            self.convert_by = first_convert
         elif align == "stagger":
             self.take, self.give_back, self.describe = staggered_take, staggered_give_back, describe_staggered
+            self.convert_by = staggered_convert
             self.params.staggered = True
         else:
             self.take, self.give_back, self.describe = fixed_take, fixed_give_back, describe_fixed
+            self.convert_by = fixed_convert
         self.align = align
         self.params.low_bits = count_bits_for(self.params.limit)
         if align in ("first", "stagger") and self.params.low_bits + USED_BITS <= window_bits:
@@ -450,6 +566,7 @@ cdef class SlidingWindow(WindowLimiter):
         room = count_bits_for(self.params.period_ns)
         self.take = sliding_take
         self.give_back = sliding_give_back
+        self.convert_by = sliding_convert
         self.describe = describe_sliding
         self.params.rounds_up = rounds_up(rounding, self.params.limit)
         count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))

@@ -28,7 +28,7 @@ from forebay.redis.leased.all_of import AsyncLeasedAllOf, LeasedAllOf
 from forebay.redis.leased.charge import LeasedPart
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
 from forebay.redis.leased.terms import Terms, checked_options, terms_of
-from forebay.redis.limiter import would_block
+from forebay.redis.limiter import not_converted, would_block
 from forebay.redis.operations import awaited, awaited_method
 from forebay.redis.store import AsyncRedisStore, RedisStore, check_all_of
 from forebay.store import Store
@@ -248,6 +248,9 @@ class LeasedBase:
             f"{self!r} knows only a part of what there is: take as much as there is by a limiter over the "
             f"{self._redis_kind} itself"
         )
+
+    def convert(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise not_converted(self)
 
     def _never_books(self) -> InvalidLimiter:
         return InvalidLimiter(
