@@ -25,7 +25,7 @@ from rich.table import Table
 
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.redis import RedisStore, SyncedStore
-from forebay.redis.synced.exchange import FILTER_BYTES, Exchange
+from forebay.redis.synced.exchange import FILTER_BYTES, SHARDS, Exchange
 from forebay.testing import ManualClock
 
 HOSTS = 5
@@ -108,11 +108,13 @@ def run_fleet(port: int, make: Callable[[Any, int], Any], arguments: argparse.Na
                 admitted[key] = admitted.get(key, 0) + limiter.allow(key)
             for _, exchange in made:
                 learned = bytearray(FILTER_BYTES)
+                versions: dict[bytes, int] = {}
                 if has_lists:
                     with run.lists.measured(client):
-                        exchange.exchange(exchange.lists(number, learned))
+                        exchange.exchange(exchange.lists(range(SHARDS), exchange.versions, learned, versions))
                 with run.reports.measured(client):
                     exchange.exchange(exchange.messages(number, learned))
+                exchange.versions = versions
         run.hot = sum(client.zcard(key) - 1 for key in client.scan_iter("forebay:*:hot-*", count=10_000))
     limited = [admitted[key] / arguments.limit for key, count in requested.items() if count > arguments.limit]
     run.limited, run.excess, run.most = len(limited), sum(limited) / max(len(limited), 1), max(limited, default=0)

@@ -27,10 +27,11 @@ class Host:
         interval: str = NEVER,
         keys: int = 100,
         store: Store | None = None,
+        push: bool = False,
     ) -> None:
         self.redis_store = RedisStore(url, timeout=60)
         self.store = store or Store.private(keys=100, clock=clock or "monotonic")
-        self.synced = SyncedStore(self.redis_store, self.store, interval, keys=keys)
+        self.synced = SyncedStore(self.redis_store, self.store, interval, keys=keys, push=push)
         self.limiter = make(self.synced)
 
     def exchange(self) -> None:

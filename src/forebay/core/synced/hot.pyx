@@ -37,6 +37,8 @@ Transitions
 * *query*: an exchanger, for a cell of which its host has nothing to report: in every eighth exchange if the key is hot
   by what the host knows (its own count and the others'), else in every 64th. As *catch up*. So the host learns what
   others give back, and Redis gets counts again that it has lost. The bound below doesn't need this step.
+* *hear*: with ``push``, the host's listener, between exchanges, after another host has published that some lists have
+  changed. As *read*, *keep* and *catch up*, for these lists alone. The bound below doesn't need this step.
 
 Invariant
 ---------

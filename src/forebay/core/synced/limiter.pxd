@@ -50,8 +50,10 @@ cdef enum:
     COLD_ROUNDS = 64
     # The part of its limit from which on a key is hot: one in so many, as in forebay.redis.synced.exchange.
     SHARE = 4
-    # In place of a round number: read only; nothing is marked as about to be reported.
+    # In place of a round number: read only, nothing is marked as about to be reported; and only keys of which this host
+    # knows less than is published.
     LOOK_ONLY = -3
+    BEHIND_ONLY = -4
 
 
 # A charge, with the name of its key at Redis, and what is published of it.

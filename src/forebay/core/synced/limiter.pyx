@@ -385,7 +385,7 @@ cdef class SyncedLimiter(CellLimiter):
         `HOT_ROUNDS`-th of the others is reported too if they are hot by what this host knows, and a `COLD_ROUNDS`-th of
         the rest; with -1, all others that count; with -2 and -3, no others. -3 only reads. `learned` is a filter of the
         names that this exchange has read in hot lists: keys of which this host knows less than is published are
-        reported, too.
+        reported, too. With -4, only these are reported.
 
         The second result is the number of keys that are left out because they have no name.
         """

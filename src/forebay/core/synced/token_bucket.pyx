@@ -69,7 +69,7 @@ from forebay.core.algorithms.gcra cimport (
 )
 from forebay.core.limiter cimport Charge, LimitParams, copy_of, record_of
 from forebay.core.synced.limiter cimport (
-    CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, SHARE, WORDS_PER_CELL, NamedCharge,
+    BEHIND_ONLY, CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, SHARE, WORDS_PER_CELL, NamedCharge,
     SyncedLimiter, begin_pair, begin_record, decide_named, is_due, pair_at, stands,
 )
 from forebay.core.synced.hot cimport Hot, forget_hot, may_have, no_hot, hot_state
@@ -324,6 +324,8 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             asked = wanted = load128_acquire(pair_at(record, CHARGED_REPORTED))
             seen = load128_acquire(cell)
             if seen.tag & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_TAT:
+                return None
+            if round_number == BEHIND_ONLY and not self.is_behind(seen, record, now_ns, learned):
                 return None
             reported = reported_in(asked.tag)
             is_reported = reported.us == charged_by_incarnation(record) // 1000 and not reported.is_unanswered

@@ -53,8 +53,8 @@ from forebay.core.algorithms.window cimport (
 from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.synced.limiter cimport (
-    COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, SHARE, WORDS_PER_CELL, NamedCharge, SyncedLimiter, begin_pair,
-    begin_record, decide_named, is_due, pair_at,
+    BEHIND_ONLY, COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, SHARE, WORDS_PER_CELL, NamedCharge,
+    SyncedLimiter, begin_pair, begin_record, decide_named, is_due, pair_at,
 )
 from forebay.core.synced.hot cimport (
     HOT_COUNT_BITS, Hot, forget_hot, is_hot, may_have, no_hot, hot_state,
@@ -399,6 +399,8 @@ cdef class SyncedWindow(SyncedLimiter):
         cdef bint is_behind_here, is_known_hot
         seen = load128_acquire(cell)
         is_behind_here = self.is_behind(cell, seen, now_ns, learned)
+        if round_number == BEHIND_ONLY and not is_behind_here:
+            return None
         if not self.read_counts(cell, seen, now_ns, asks, is_behind_here, &end_ns, &own, &previous):
             return None
         while True:

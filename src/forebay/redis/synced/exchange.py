@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Final, NamedTuple
@@ -13,7 +14,7 @@ from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, StoreClosed, StoreUnavailable
-from forebay.redis.commands import Command, checked, encode_args
+from forebay.redis.commands import Command, checked, encode_args, read_nothing
 from forebay.redis.executor_base import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
 from forebay.redis.keys import FINGERPRINT_BYTES, digest, fingerprint
 from forebay.redis.scripts import script
@@ -21,10 +22,12 @@ from forebay.redis.store import RedisStore
 
 __all__ = ["ALL_KEYS", "UNREPORTED_ONLY", "BucketExchange", "Exchange", "WindowExchange", "name_of"]
 
-# In place of a round's number: all keys that count; only keys with unreported counts; those, without reporting them.
+# In place of a round's number: all keys that count; only keys with unreported counts; those, without reporting them;
+# only keys of which the host knows less than is published.
 ALL_KEYS: Final = -1
 UNREPORTED_ONLY: Final = -2
 LOOK_ONLY: Final = -3
+BEHIND_ONLY: Final = -4
 # One round in so many reads all hot lists, also those that were read before.
 WHOLE_ROUNDS: Final = 8
 # The parts of a limiter's keys, each in one slot of a cluster and with a hot list of its own.
@@ -38,6 +41,8 @@ FILTER_BYTES: Final = 2**16 // 8
 CELLS_AT_ONCE: Final = 512
 # The index of the key's incarnation in a report's place.
 INCARNATION: Final = 2
+# A message: its layout, the host, and a bit for each shard whose hot lists its exchange has changed.
+NEWS: Final = re.compile(rb"1 ([0-9a-f]{16}(?:-[0-9]{1,2})?) ([0-9a-f]{1,4})")
 
 
 def name_of(key: Key) -> bytes:
@@ -96,6 +101,8 @@ class Exchange(ABC):
         self.versions: dict[bytes, int] = {}
         """The versions of the lists that this process has caught up with. Replaced as a whole: exchanges of several
         threads may run at once."""
+        self.changed: set[int] = set()
+        """The shards whose hot lists this process's reports have changed since it last published that."""
         self.id = self.prefixes[0] + suffix + host
         """The same in all processes of the host."""
         self.done_ns: int | None = None
@@ -110,15 +117,41 @@ class Exchange(ABC):
 
         Raises ``StoreUnavailable`` if Redis can't be reached.
         """
+        if round_number < ALL_KEYS:
+            return self.exchange(self.messages(round_number))
+        is_whole = round_number == ALL_KEYS or round_number % WHOLE_ROUNDS == 0
+        return self.run_on(range(SHARDS), {} if is_whole else self.versions, round_number)
+
+    def catch_up(self, shards: Iterable[int]) -> ForebayError | None:
+        """Read the hot lists of these shards, and what Redis knows of their keys where the host knows less."""
+        return self.run_on(shards, self.versions, BEHIND_ONLY)
+
+    def run_on(self, shards: Iterable[int], known: dict[bytes, int], round_number: int) -> ForebayError | None:
         learned = bytearray(FILTER_BYTES)
         versions: dict[bytes, int] = {}
         # All published sums are kept before the first cell is read.
-        failed = self.exchange(self.lists(round_number, learned, versions))
+        failed = self.exchange(self.lists(shards, known, learned, versions))
         failed = self.exchange(self.messages(round_number, learned)) or failed
         if versions and failed is None:
             # Otherwise the next exchange reads these lists again, and so finds the names that it has to catch up with.
-            self.versions = versions
+            self.versions = versions if round_number >= ALL_KEYS else self.versions | versions
         return failed
+
+    def publish(self, channel: bytes) -> ForebayError | None:
+        """Publish the shards whose hot lists the reports of this process have changed."""
+        changed, self.changed = self.changed, set()
+        if not changed:
+            return None
+        news = b"1 %b %x" % (self.host, sum(1 << shard for shard in changed))
+        return self.exchange(iter([Command(script("sync_news"), [], [channel, news], 2, read_nothing)]))
+
+    def news_in(self, message: Any) -> list[int] | None:
+        """The shards of another host's message, none of this host's own. None: no message of this layout."""
+        found = NEWS.fullmatch(message) if isinstance(message, bytes) else None
+        if found is None:
+            return None
+        changed = int(found[2], 16) if found[1] != self.host else 0
+        return [shard for shard in range(SHARDS) if changed >> shard & 1]
 
     def exchange(self, messages: Iterator[Command[None]]) -> ForebayError | None:
         """Send messages and decode their replies. Return the first error of one, if any."""
@@ -147,16 +180,14 @@ class Exchange(ABC):
     def learn(self, name: bytes, total: int, end_ns: int, server_us: int, read_ns: int) -> None:
         """Keep the published sum of a key. The server's time was `server_us` when the host's was at least `read_ns`."""
 
-    def lists(self, round_number: int, learned: bytearray, versions: dict[bytes, int]) -> Iterator[Command[None]]:
-        """The commands that read hot lists. Decoding a reply keeps its sums, and adds its names to the filter `learned`
-        and its version to `versions`.
+    def lists(
+        self, shards: Iterable[int], known: dict[bytes, int], learned: bytearray, versions: dict[bytes, int]
+    ) -> Iterator[Command[None]]:
+        """The commands that read the hot lists of shards which have another version than the `known` one. Decoding a
+        reply keeps its sums, and adds its names to the filter `learned` and its version to `versions`.
         """
-        if round_number < ALL_KEYS:
-            return
         read_ns = self.limiter.store.now_ns()
         ends, end_times = zip(*self.lists_at(read_ns), strict=True)
-        is_whole = round_number == ALL_KEYS or round_number % WHOLE_ROUNDS == 0
-        known = {} if is_whole else self.versions
 
         def keep(keys: list[bytes], reply: Any) -> None:
             for key, end_ns, (version, sums) in zip(keys, end_times, reply.lists, strict=True):
@@ -165,8 +196,8 @@ class Exchange(ABC):
                     learned[int.from_bytes(name[:2], "little") >> 3] |= 1 << (name[0] & 7)
                 versions[key] = version
 
-        for prefix in self.prefixes:
-            keys = [prefix + end for end in ends]
+        for shard in shards:
+            keys = [self.prefixes[shard] + end for end in ends]
             arguments = encode_args(known.get(key, NO_VERSION) for key in keys)
             yield ListsCommand(self.lists_script, keys, arguments, len(keys), partial(keep, keys))
 
@@ -255,6 +286,11 @@ class WindowExchange(Exchange):
                 for sum_of_all, known, how in zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
             ]
             self.limiter.merge(place, end_ns, *answers)
+            if any(
+                count not in (-1, reported) and sum_of_all >= self.hot_from
+                for count, reported, sum_of_all in zip(counts, rest[1::3], reply[2::3], strict=False)
+            ):
+                self.changed.add(name[0] % SHARDS)
             if reply[4] in CLOCKS:
                 raise StoreUnavailable(
                     f"by the clock of Redis, a window of {self.limiter!r} on this host {CLOCKS[reply[4]]}"
@@ -291,6 +327,8 @@ class BucketExchange(Exchange):
 
         def merge(reply: list[int]) -> None:
             _, _, ahead_us, known_us = reply
+            if charged // 1000 != reported_us and ahead_us >= self.hot_from_us:
+                self.changed.add(name[0] % SHARDS)
             # Less one, because the reported total was rounded down: its latest change may have been rounded up.
             self.limiter.merge(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -46,6 +47,10 @@ class SyncStatus:
     """Keys without a name, which can't be exchanged until they have another cell: see docs/redis-synced.md."""
     error: str | None
     """The error of this process's last exchange; None if it succeeded."""
+    news_heard: int
+    """How often this process has read hot lists because another host had published a change: with ``push=True``."""
+    news_ignored: int
+    """The messages that this process could not read."""
 
 
 class Exchanger:
@@ -71,6 +76,7 @@ class Exchanger:
         self._last = TokenBucket(host_store, LAST, Rate(1, LAST_INTERVAL), burst=1)
         self._rounds = FixedWindow(host_store, ROUNDS, Rate(MOST_ROUNDS, LAST_INTERVAL))
         self.exchanges: list[Exchange] = []
+        self.publish: Callable[[Exchange], ForebayError | None] = _publish_nothing
         self.error: str | None = None
         """The error of this process's last exchange."""
         self.closed = False
@@ -141,6 +147,7 @@ class Exchanger:
                     exchange.done_ns = time.monotonic_ns()
                     self._last.reset(exchange.id)
                     self._last.allow(exchange.id)
+                error = error or self.publish(exchange)
             except StoreUnavailable as unavailable:
                 if elected:
                     # Another process may be able to exchange.
@@ -170,7 +177,7 @@ class Exchanger:
         counted = MOST_ROUNDS - self._rounds.peek(self._election_key(exchange)).remaining
         return counted or time.monotonic_ns() // self._interval_ns
 
-    def status(self) -> SyncStatus:
+    def status(self, news_heard: int, news_ignored: int) -> SyncStatus:
         pending = unnamed = 0
         ages: list[float | None] = []
         for exchange in list(self.exchanges):
@@ -178,7 +185,8 @@ class Exchanger:
             pending, unnamed = pending + found[0], unnamed + found[1]
             ages.append(self._exchanged_ago(exchange))
         known = [age for age in ages if age is not None]
-        return SyncStatus(max(known) if known and len(known) == len(ages) else None, pending, unnamed, self.error)
+        ago = max(known) if known and len(known) == len(ages) else None
+        return SyncStatus(ago, pending, unnamed, self.error, news_heard, news_ignored)
 
     def _exchanged_ago(self, exchange: Exchange) -> float | None:
         """Seconds since the last exchange by any process of the host. A full host store may forget the others'."""
@@ -200,6 +208,10 @@ class Exchanger:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self.exchange(UNREPORTED_ONLY, elected=False)
+
+
+def _publish_nothing(exchange: Exchange) -> None:
+    return None
 
 
 _exchangers: weakref.WeakSet[Exchanger] = weakref.WeakSet()

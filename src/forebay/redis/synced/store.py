@@ -22,6 +22,7 @@ from forebay.redis.algorithms import Gcra, rate_us
 from forebay.redis.store import RedisStore
 from forebay.redis.synced.exchange import ALL_KEYS, BucketExchange, Exchange, WindowExchange, name_of
 from forebay.redis.synced.exchanger import Exchanger, SyncStatus
+from forebay.redis.synced.news import Listener, check_can_listen
 from forebay.store import Store
 
 __all__ = ["SyncStatus", "SyncedStore"]
@@ -45,6 +46,10 @@ class SyncedStore:
     the limit. docs/redis-synced.md has the bound. While Redis is unavailable, each host goes on
     counting, and reports its counts when Redis is back.
 
+    With `push`, a host publishes which hot lists its exchange has changed, and the others read these lists at once, at
+    most sixteen times within an interval. So they learn of hot keys milliseconds after the exchange, and not within
+    their own interval. It needs a single Redis server, not a cluster or a Sentinel's master. Messages may get lost.
+
     One process of each host exchanges for all: the first that finds the interval over. If that process is killed,
     another takes over. A thread exchanges: it starts with the first limiter and ends with ``close()``. ``close()`` and
     the end of the interpreter exchange once more. ``status()`` shows failures: a failed exchange raises nothing where
@@ -62,6 +67,7 @@ class SyncedStore:
         interval: Duration = "1 second",
         *,
         keys: int,
+        push: bool = False,
         owns_stores: bool = False,
     ) -> None:
         need_compiled_core("A synced limit", "for development make the limiters over the RedisStore itself")
@@ -77,6 +83,8 @@ class SyncedStore:
                 "synced limits know keys by their fingerprints only, so a RedisStore with plain_keys=True can't be "
                 "used for them: make one without"
             )
+        if push:
+            check_can_listen(redis_store)
         interval_ns = as_period_ns(interval)
         if interval_ns < MIN_INTERVAL_NS:
             raise ValueError(f"the interval of a SyncedStore is at least 10 ms, not {short_repr(interval)}")
@@ -87,6 +95,10 @@ class SyncedStore:
         secret = host_store.segment.secret(b"synced host")
         self._host = blake2b(secret, digest_size=HOST_BYTES, person=b"forebay synced").hexdigest().encode()
         self._exchanger = Exchanger(redis_store, host_store, interval_ns)
+        self._listener: Listener | None = None
+        if push:
+            listener = self._listener = Listener(redis_store, host_store, self._exchanger, interval_ns)
+            self._exchanger.publish = lambda exchange: exchange.publish(listener.channel_of(exchange))
 
     @property
     def closed(self) -> bool:
@@ -151,6 +163,8 @@ class SyncedStore:
             )
             exchange = WindowExchange(self._redis, window, self._host)
         self._exchanger.add(exchange)
+        if self._listener is not None:
+            self._listener.start()
         return exchange.limiter
 
     def exchange(self) -> None:
@@ -175,10 +189,13 @@ class SyncedStore:
         Raises ``StoreClosed`` if the host's store was closed.
         """
         self._check_host()
-        return self._exchanger.status()
+        listener = self._listener
+        return self._exchanger.status(*(0, 0) if listener is None else (listener.heard, listener.ignored))
 
     def close(self) -> None:
-        """Exchange once more, if Redis answers, and end the thread. This process exchanges no more."""
+        """Exchange once more, if Redis answers, and end the threads. This process exchanges no more."""
+        if self._listener is not None:
+            self._listener.close()
         self._exchanger.close()
         if self._owns_stores:
             self._redis.close()

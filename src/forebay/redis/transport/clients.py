@@ -25,7 +25,15 @@ from forebay.redis.transport.cluster import AsyncCluster, Cluster, TimedPool, bo
 from forebay.redis.transport.deadline import keep_deadlines, with_bounded_replies
 from forebay.redis.transport.servers import AsyncServer, Server
 
-__all__ = ["DEFAULT_TIMEOUT_S", "async_client_of", "client_of", "server_identity_of", "server_of", "timeout_s_of"]
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "async_client_of",
+    "client_of",
+    "connection_that_listens",
+    "server_identity_of",
+    "server_of",
+    "timeout_s_of",
+]
 
 DEFAULT_TIMEOUT_S: Final = 0.5
 _SCHEMES: Final = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"}
@@ -57,6 +65,15 @@ def client_of(server: Any, timeout: Duration | None) -> Server | Cluster:
     own = make()
     check_options(own.connection_pool)
     return Server(own, make)
+
+
+def connection_that_listens(pool: Any) -> Any:
+    """A connection of its own for messages, with a pool's options: it keeps no deadlines, and repeats nothing."""
+    kind = next(base for base in pool.connection_class.__mro__ if base.__module__.startswith("redis."))
+    options = {name: value for name, value in pool.connection_kwargs.items() if name != "retry"}
+    if kind is not pool.connection_class:
+        options.pop("redis_connect_func", None)
+    return kind(**options | {"protocol": 2, "decode_responses": False, "retry": Retry(NoBackoff(), 0)})
 
 
 def async_client_of(server: Any, timeout: Duration | None) -> AsyncServer | AsyncCluster:
