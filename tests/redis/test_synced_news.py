@@ -17,6 +17,7 @@ from synced_hosts import Host, hosts
 
 from forebay import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
 from forebay.redis import RedisStore, SyncedStore
+from forebay.redis.synced import news
 
 LIMIT: Final = 100
 KINDS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -147,6 +148,33 @@ def test_host_connects_again(three: list[Host], client: redis.Redis) -> None:
     first.exchange()
     until(lambda: left(second) == 0, "the second host hears of the key")
     assert second.synced.status().error is None
+
+
+def test_silent_server_is_pinged(three: list[Host], client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connections() -> set[str]:
+        return {one["id"] for one in client.client_list(_type="pubsub")}
+
+    def pings() -> int:
+        stats: Any = client.info("commandstats")
+        return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
+
+    before, pinged = connections(), pings()
+    monkeypatch.setattr(news, "SILENCE_S", 0.3)
+    until(lambda: pings() >= pinged + 4, "the hosts ping")
+    # The replies kept the connections.
+    assert connections() == before
+    first, second, _ = three
+    first.limiter.hit("k", LIMIT)
+    first.exchange()
+    until(lambda: left(second) == 0, "the second host hears of the key")
+
+
+def test_host_gives_up_a_connection_without_replies(
+    three: list[Host], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {one["id"] for one in client.client_list(_type="pubsub")}
+    monkeypatch.setattr(news, "SILENCE_S", -1.0)
+    until(lambda: not before & {one["id"] for one in client.client_list(_type="pubsub")}, "the hosts connect again")
 
 
 def test_one_process_of_a_host_listens(server: RedisServer, client: redis.Redis) -> None:

@@ -28,7 +28,6 @@ import redis
 from forebay import forking
 from forebay.alive import alive_in
 from forebay.core.algorithms.concurrency import Concurrency
-from forebay.errors import ForebayError
 from forebay.rate import NS
 from forebay.redis.store import RedisStore
 from forebay.redis.synced.exchange import Exchange
@@ -131,7 +130,8 @@ class Listener:
                 return TURN_S
             self._receive()
             self._read_lists()
-        except (redis.RedisError, OSError, ForebayError):
+        except Exception:
+            # No error ends the thread.
             self.disconnect()
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
             return self._pause_s
