@@ -137,6 +137,7 @@ def test_a_denial_is_one_line_of_the_log(site: MakeSite, bucket: TokenBucket, ca
         "forebay_retry_after_s": 60,
         "forebay_is_unavailable": False,
         "forebay_is_ban": False,
+        "forebay_is_shadow": False,
         "http_method": "GET",
         "http_path": "/or\nders",
     }

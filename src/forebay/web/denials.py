@@ -49,10 +49,10 @@ def log_for_operator(outcome: str, error: Exception) -> None:
         log.error("requests are %s: %s", outcome, error)
 
 
-def log_denial(request: Request, denial: Denial) -> None:
+def log_denial(request: Request, denial: Denial, is_shadow: bool = False) -> None:
     """One line for a denied request, of level INFO, with its values as attributes of the record.
 
-    It has no key: a key may be a person's address.
+    It has no key: a key may be a person's address. `is_shadow`: a rule in the shadow denies it, so it is handled.
     """
     if not _denied_log.isEnabledFor(logging.INFO):
         return
@@ -60,7 +60,8 @@ def log_denial(request: Request, denial: Denial) -> None:
     status = denial.rule.denial_status
     by = ", ".join(denial.violated) or limiter or "a Deny"
     _denied_log.info(
-        "%d for %s %s by %s",
+        "%s%d for %s %s by %s",
+        "in the shadow, " if is_shadow else "",
         *(status, short_repr(request.method), short_repr(request.path), by),
         extra={
             "forebay_limiter": limiter,
@@ -69,6 +70,7 @@ def log_denial(request: Request, denial: Denial) -> None:
             "forebay_retry_after_s": denial.retry_after_s,
             "forebay_is_unavailable": denial.is_unavailable,
             "forebay_is_ban": denial.is_ban,
+            "forebay_is_shadow": is_shadow,
             "http_method": request.method,
             "http_path": request.path,
         },

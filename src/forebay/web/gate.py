@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from forebay.awaited import Awaited
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
@@ -22,10 +22,13 @@ from forebay.web.patterns import UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, check_event_loop, kind_of, with_tiers
+from forebay.web.shadow import ShadowedPlan
 from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
 __all__ = ["Gate", "Passage"]
+
+_Plan: TypeAlias = Plan | BanPlan | ShadowedPlan
 
 
 class Gate:
@@ -117,7 +120,7 @@ class Gate:
         self._unseen = UnseenPaths("rule", self.rules)
         self._unseen_by_limits = UnseenPaths("body limit", self.body_limits)
         self._unseen_by_denies = UnseenPaths("Deny", self._denies)
-        self._plans: dict[int, Plan | BanPlan | None] = {0: None}
+        self._plans: dict[int, _Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
         plan = self._plan_of(self._always) if self._always else None
         self.admit = self.enter if self._conditional or self._denies or plan is None else plan.admit
@@ -187,7 +190,7 @@ class Gate:
                 return denial
         return None
 
-    def _plan_for(self, request: Request) -> Plan | BanPlan | None:
+    def _plan_for(self, request: Request) -> _Plan | None:
         """The plan of the rules that match a request."""
         matching = self._always
         if self._conditional:
@@ -218,17 +221,22 @@ class Gate:
                 always |= bit
         return always, conditional
 
-    def _plan_of(self, matching: int) -> Plan | BanPlan | None:
+    def _plan_of(self, matching: int) -> _Plan | None:
         rules = [rule for i, rule in enumerate(self.rules) if matching >> i & 1]
+        shadows = [self._plan_with([rule]) for rule in rules if rule.shadow]
+        enforced = [rule for rule in rules if not rule.shadow]
+        plan = self._plan_with(enforced) if enforced else None
+        self._plans[matching] = found = ShadowedPlan(plan, shadows) if shadows else plan
+        return found
+
+    def _plan_with(self, rules: list[Rule]) -> Plan | BanPlan:
         kind: type[Plan] = LocalPlan
         if any(rule.is_leased for rule in rules):
             kind = LeasedPlan
         elif any(rule.is_remote for rule in rules):
             kind = RedisPlan
         charging = kind(rules, self.client, self._styles, self._encoded, self._secret, self._when_unavailable)
-        plan = BanPlan(charging, rules) if any(rule.ban for rule in rules) else charging
-        self._plans[matching] = plan
-        return plan
+        return BanPlan(charging, rules) if any(rule.ban for rule in rules) else charging
 
 
 _spacing_log: Final = Seldom()

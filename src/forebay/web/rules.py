@@ -161,6 +161,8 @@ class Rule:
     * `status`: of a denial; by default 429, and 503 for a ``Concurrency`` that everyone shares.
     * `answer`: sent instead of the problem report: an ``Answer`` (with status 200, a shadow ban), or a callable that
       takes the ``Request`` and the ``Denial`` and returns one.
+    * `shadow`: decide and count, and enforce nothing: each denial is logged and counted, and no header field shows the
+      rule. It decides about requests that the other rules allow.
 
     The functions for `key`, `cost`, `tier`, `exempt` and `charge_on` may be ``async def`` where the application is
     asynchronous. Raises ``InvalidLimiter``.
@@ -182,6 +184,7 @@ class Rule:
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
+    shadow: bool = False
     where: RequestPattern = field(init=False, repr=False)
     by_tier: Mapping[str, Rule | None] = field(init=False, repr=False)
     """For each of `tiers` the rule with its limiter, or None."""
@@ -210,6 +213,10 @@ class Rule:
             raise InvalidLimiter(
                 f"cost is a whole number or a callable that takes a request, not {short_repr(self.cost)}"
             )
+        if not isinstance(self.shadow, bool):
+            raise InvalidLimiter(f"shadow is True or False, not {short_repr(self.shadow)}")
+        if self.shadow and self.ban is not None:
+            raise InvalidLimiter(f"the rule of {self.limiter!r} in the shadow bans no key: leave ban or shadow out")
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise InvalidLimiter(
                 f"ban is a Ban, not {short_repr(self.ban)}: write "
