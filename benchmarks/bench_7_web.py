@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 from conftest import Measure, must, statement, time_per_call
 from pytest_benchmark.fixture import BenchmarkFixture
-from web_apps import fastapi_app, flask_app, plain_asgi, plain_wsgi, rules_of
+from web_apps import fastapi_app, flask_app, plain_asgi, plain_wsgi, rules_of, three_of_fifty_rules
 
-from forebay import Store
+from forebay import Store, UnseenPathsWarning
 from forebay.web import ASGIMiddleware, WSGIMiddleware
+from forebay.web.patterns import SEARCHED_REQUESTS
 
 SECTION = "In the web stack: what a request costs more"
 WITHOUT = "without"
@@ -99,6 +100,19 @@ def bench_wsgi(measure: Measure, store: Store, count: int) -> None:
     title = f"WSGI, bare: forebay, {count} limit{'s' * (count > 1)} and headers"
     app = WSGIMiddleware(plain_wsgi, rules_of(store, count))
     measure_wsgi(measure, title, app, plain_wsgi, 10_000, bar_us=ADDED_US[count])
+
+
+def bench_wsgi_of_fifty(measure: Measure, store: Store) -> None:
+    app = WSGIMiddleware(plain_wsgi, three_of_fifty_rules(store))
+    request = wsgi_request(app)
+    with warnings.catch_warnings():
+        # After so many requests, the gate no longer looks for paths that none has.
+        warnings.simplefilter("ignore", UnseenPathsWarning)
+        for _ in range(SEARCHED_REQUESTS + 1):
+            request()
+    measure_wsgi(
+        measure, "WSGI, bare: forebay, 3 rules of 50, and headers", app, plain_wsgi, 10_000, bar_us=ADDED_US[3]
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -179,6 +193,17 @@ def bench_asgi(measure: Measure, store: Store, count: int) -> None:
     title = f"ASGI, bare: forebay, {count} limit{'s' * (count > 1)} and headers"
     app = ASGIMiddleware(plain_asgi, rules_of(store, count))
     measure_asgi(measure, title, app, plain_asgi, 100, bar_us=ADDED_US[count])
+
+
+def bench_asgi_of_fifty(measure: Measure, store: Store) -> None:
+    app = ASGIMiddleware(plain_asgi, three_of_fifty_rules(store))
+    with warnings.catch_warnings(), asyncio.Runner() as runner:
+        warnings.simplefilter("ignore", UnseenPathsWarning)
+        requests = asgi_requests(app, runner.get_loop())
+        for _ in range(SEARCHED_REQUESTS // REQUESTS_AT_ONCE + 1):
+            requests()
+    title = "ASGI, bare: forebay, 3 rules of 50, and headers"
+    measure_asgi(measure, title, app, plain_asgi, 100, bar_us=ADDED_US[3])
 
 
 @pytest.mark.parametrize("count", [1, 3])

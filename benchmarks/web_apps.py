@@ -29,6 +29,13 @@ def rules_of(store: Store, count: int) -> list[Rule]:
     return [Rule(limiter) for limiter in limiters[:count]]
 
 
+def three_of_fifty_rules(store: Store) -> list[Rule]:
+    """Three rules are for the path "/", and 47 for other paths."""
+    paths: list[str | None] = [None, "/*", "/", *(f"/api/resource{number}/{{id}}" for number in range(47))]
+    limiters = [TokenBucket(store, f"limit{number}", "1000/second", burst=2_000_000_000) for number in range(50)]
+    return [Rule(limiter, path=path) for limiter, path in zip(limiters, paths, strict=True)]
+
+
 def plain_wsgi(environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "6")])
     return [b"Hello\n"]

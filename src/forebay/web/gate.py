@@ -28,6 +28,11 @@ from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_co
 
 __all__ = ["Gate", "Passage"]
 
+MOST_REMEMBERED: Final = 4096
+LONGEST_REMEMBERED: Final = 200
+"""Characters of a request's methods and of the readings of its path."""
+
+_Choice: TypeAlias = tuple[Rule, int, dict[str | None, int]]
 _Plan: TypeAlias = Plan | BanPlan | ShadowedPlan
 
 
@@ -111,6 +116,7 @@ class Gate:
         keys = [rule.key or self.client for rule in self.rules]
         warn_if_clients_have_no_address([*keys, self.client] if self._denies else keys)
         self._always, self._conditional = self._choices()
+        self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Choice]] = {}
         self._awaited_first = [
             (rule, function)
             for rule, _, _ in self._conditional
@@ -197,12 +203,24 @@ class Gate:
             methods, paths = request.methods, request.paths
             if self._unseen.unseen:
                 self._unseen.observe(methods, paths)
-            for rule, bit, bits in self._conditional:
-                if rule.where.matches(methods, paths) and not rule.exempts(request, self.client):
+            for rule, bit, bits in self._matching(methods, paths):
+                if not rule.exempts(request, self.client):
                     matching |= bits.get(rule.tier_of(request), bit) if bits else bit
         return self._plans[matching] if matching in self._plans else self._plan_of(matching)
 
-    def _choices(self) -> tuple[int, list[tuple[Rule, int, dict[str | None, int]]]]:
+    def _matching(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> list[_Choice]:
+        """The conditional rules that are for these methods and paths; remembered, as a match of each takes long."""
+        found = self._remembered.get((methods, paths))
+        if found is None:
+            found = [one for one in self._conditional if one[0].where.matches(methods, paths)]
+            # Clients choose the paths.
+            if sum(map(len, (*methods, *paths))) <= LONGEST_REMEMBERED:
+                if len(self._remembered) >= MOST_REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[methods, paths] = found
+        return found
+
+    def _choices(self) -> tuple[int, list[_Choice]]:
         """The set of rules that are for every request, and the others: each with its bit, and those of its tiers.
 
         A set of rules is a number with a bit for each of ``rules``.
