@@ -36,7 +36,7 @@ LAYERS: Final = (
     ("forebay.fallback",),
     ("forebay.redis", "forebay.testing", "forebay.verification"),
     ("forebay.limits", "forebay.urls", "forebay.web"),
-    ("forebay.benchmarking", "forebay.contrib", "forebay.fallback.web", "forebay.tuning"),
+    ("forebay.benchmarking", "forebay.contrib", "forebay.fallback.web", "forebay.rules", "forebay.tuning"),
     ("forebay.cli",),
     ("forebay",),
     ("pytest_forebay",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 __all__ = [
     "ClockMismatch",
@@ -17,6 +18,7 @@ __all__ = [
     "InvalidKey",
     "InvalidLimiter",
     "InvalidRate",
+    "InvalidRuleFile",
     "InvalidURL",
     "LimitExceeded",
     "LimiterNameWarning",
@@ -66,6 +68,28 @@ class InvalidRate(ForebayError, ValueError):
 
 class InvalidURL(ForebayError, ValueError):
     """A URL that names no store, or options that its store can't take."""
+
+
+class RuleFileProblem(NamedTuple):
+    """A place in a rule file, its line and column counted from 1, and what is wrong there."""
+
+    line: int
+    column: int
+    message: str
+
+
+class InvalidRuleFile(ForebayError, ValueError):
+    """A rule file that can't be used.
+
+    Attributes: ``path``, and ``problems``, all that were found, in their order in the file.
+    """
+
+    def __init__(self, path: str, problems: tuple[RuleFileProblem, ...]) -> None:
+        super().__init__(path, problems)
+        self.path, self.problems = path, problems
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.path}:{line}:{column}: {message}" for line, column, message in self.problems)
 
 
 class InvalidKey(ForebayError, TypeError):

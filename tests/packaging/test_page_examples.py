@@ -6,6 +6,7 @@ import asyncio
 import doctest
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from forebay import Store
 from forebay.testing import ManualClock, private_stores
 
+COMMANDS = Path(sys.executable).parent
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -112,6 +114,55 @@ def test_storage_of_the_limits_library_is_found_by_its_address(stores: None) -> 
     change, with_rules = snippets("migration.md")
     run(change, names | {"app": flask.Flask("two")})
     run(with_rules, {"app": flask.Flask("three"), "store": Store("other", keys=100)})
+
+
+def rule_files(folder: Path) -> None:
+    """The two files of rules.md, in a folder."""
+    page = (DOCS / "rules.md").read_text()
+    for language in ("toml", "yaml"):
+        found = re.search(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        assert found is not None
+        (folder / f"limits.{language}").write_text(found[1])
+
+
+@pytest.mark.parametrize("file", ["limits.toml", "limits.yaml"])
+def test_application_of_the_rules_page_has_its_limits(
+    stores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    rule_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    (snippet,) = snippets("rules.md")
+    run(snippet.replace("limits.toml", file), names)
+
+    def statuses(method: str, path: str, client: str, count: int, **headers: str) -> list[int]:
+        transport = httpx.WSGITransport(names["app"], remote_addr=client)
+        with httpx.Client(transport=transport, base_url="http://127.0.0.1", headers=headers) as http:
+            return [http.request(method, path).status_code for _ in range(count)]
+
+    assert statuses("GET", "/api/x", "192.0.2.1", 21) == [200] * 20 + [429]
+    assert statuses("GET", "/api/x", "192.0.2.1", 21, **{"X-API-Key": "secret-of-ada"}) == [200] * 21
+    assert statuses("GET", "/api/x", "192.0.2.1", 21, **{"X-API-Key": "secret-of-ci"}) == [200] * 21
+    assert statuses("POST", "/login", "192.0.2.1", 9) == [200] * 9  # no status of charge_on
+    assert statuses("POST", "/login", "203.0.113.9", 2) == [403] * 2
+    assert statuses("POST", "/login", "198.51.100.7", 9) == [200] * 9
+    assert statuses("GET", "/reports/7", "192.0.2.1", 4) == [200] * 4
+
+
+def test_commands_of_the_rules_page_print_what_it_shows(tmp_path: Path) -> None:
+    rule_files(tmp_path)
+    blocks = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```$", (DOCS / "rules.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for command, printed in blocks:
+        program, *arguments = shlex.split(command)
+        result = subprocess.run(
+            [Path(sys.executable).parent / program, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert result.stdout == printed
 
 
 @pytest.mark.parametrize("heading", ["## gunicorn", "## A directory of its own"])

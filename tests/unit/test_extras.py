@@ -21,6 +21,7 @@ NEEDS = {
     "forebay.contrib.rq": ("rq", "rq"),
     "forebay.limits": ("limits", "limits"),
     "forebay.redis": ("redis", "redis"),
+    "forebay.rules.model": ("msgspec", "rules"),
     "forebay.cli.verify": ("click", "cli"),
     "forebay.cli.tune": ("click", "cli"),
 }

@@ -7,7 +7,7 @@ from forebay.extras import Needs
 with Needs("cli", __name__):
     import click
 
-from forebay.cli import bench, tune, verify
+from forebay.cli import bench, rules, tune, verify
 
 __all__ = ["forebay"]
 
@@ -19,5 +19,6 @@ def forebay() -> None:
 
 
 forebay.add_command(bench.command)
+forebay.add_command(rules.command)
 forebay.add_command(tune.command)
 forebay.add_command(verify.command)

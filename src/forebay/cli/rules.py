@@ -1,0 +1,180 @@
+"""``forebay rules``: check a rule file, explain what it does with a request, and print its schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from forebay.extras import Needs
+
+with Needs("cli", __name__):
+    import click
+    from rich.console import Console
+
+from forebay.cli.printing import consoles, printable
+from forebay.errors import ForebayError, InvalidRuleFile
+
+__all__ = ["command"]
+
+VERSION: Final = 1
+
+
+@click.group("rules")
+def command() -> None:
+    """Check the files of limits and rules that load_rules() takes, and explain them."""
+
+
+@command.command("check")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def check_command(file: Path, as_json: bool) -> None:
+    """Find every problem of the rule file FILE, with its line and column.
+
+    Opens no store: only load_rules() can find what the store itself would refuse. Exits with 0 if the file is valid,
+    with 1 if it has problems, with 2 if it can't be read.
+    """
+    console, errors = consoles()
+    say = functools.partial(console.print, soft_wrap=True)
+    try:
+        spec, _, _ = _checked(file, None, None)
+    except InvalidRuleFile as error:
+        if as_json:
+            problems = [{"line": one.line, "column": one.column, "message": one.message} for one in error.problems]
+            print(json.dumps({"version": VERSION, "problems": problems}, indent=1))
+        else:
+            for line in str(error).split("\n"):
+                say(printable(line))
+        sys.exit(1)
+    except (ForebayError, ImportError, OSError) as error:
+        errors.print(printable(str(error)))
+        sys.exit(2)
+    now = datetime.now(UTC)
+    ended = [
+        {"rule": rule.name, "override": number, "until": override.until.isoformat()}
+        for rule in spec.rules
+        for number, override in enumerate(rule.overrides)
+        if override.until <= now
+    ]
+    if as_json:
+        counts = {"limits": len(spec.limits), "rules": len(spec.rules), "ended_overrides": ended}
+        print(json.dumps({"version": VERSION, "problems": [], **counts}, indent=1))
+        return
+    say(f"{printable(str(file))} is valid: limits: {len(spec.limits)}, rules: {len(spec.rules)}")
+    for one in ended:
+        say(printable(f"rule {one['rule']!r}: overrides[{one['override']}] has ended, at {one['until']}"))
+
+
+@command.command("explain")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("request")
+@click.option("--client", metavar="ADDRESS", help="The address at the other end of the connection.")
+@click.option("--header", "headers", metavar="'NAME: VALUE'", multiple=True, help="Repeatable.")
+@click.option("--tier", help="The tier that the application names.")
+@click.option("--user", help="The user that the application names.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def explain_command(
+    file: Path,
+    request: str,
+    client: str | None,
+    headers: tuple[str, ...],
+    tier: str | None,
+    user: str | None,
+    as_json: bool,
+) -> None:
+    """Show which rules of FILE are for a REQUEST such as "POST /login", why the others aren't, keys, limits and costs.
+
+    Charges nothing, and opens no store. Exits with 0, with 1 if the file has problems, with 2 if the request can't be
+    explained.
+    """
+    console, errors = consoles()
+    try:
+        from forebay.rules.explanation import explain
+
+        spec, built = _checked(file, tier, user)[::2]
+        if spec.tiers and tier is None:
+            raise click.UsageError(f"the file has tiers: give --tier, one of {', '.join(spec.tiers)}")
+        asked = _request(request, client, headers)
+        explained = explain(built, asked)
+    except InvalidRuleFile as error:
+        errors.print(printable(str(error)))
+        sys.exit(1)
+    except (ForebayError, ImportError, OSError) as error:
+        errors.print(printable(str(error)))
+        sys.exit(2)
+    if as_json:
+        rules = [{**dataclasses.asdict(one), "until": one.until and one.until.isoformat()} for one in explained]
+        told = {"method": asked.method, "path": asked.path, "client": client}
+        print(json.dumps({"version": VERSION, "request": told, "rules": rules}, indent=1))
+    else:
+        _print(explained, console)
+
+
+@command.command("schema")
+def schema_command() -> None:
+    """Print the JSON schema of rule files, for editors."""
+    _, errors = consoles()
+    try:
+        from forebay.rules.model import json_schema
+
+        print(json.dumps(json_schema(), indent=1))
+    except ImportError as error:
+        errors.print(printable(str(error)))
+        sys.exit(2)
+
+
+def _checked(file: Path, tier: str | None, user: str | None) -> Any:
+    from forebay.rules.keys import Functions
+    from forebay.rules.loading import check
+
+    # Every file may name tiers, whether or not the command has one.
+    functions = Functions(lambda request: tier or "", None if user is None else lambda request: user)
+    return check(str(file), file.read_bytes(), functions)
+
+
+def _request(text: str, client: str | None, headers: tuple[str, ...]) -> Any:
+    from forebay.web.native_requests import ASGIRequest
+
+    method, space, path = text.strip().partition(" ")
+    if not space:
+        method, path = "GET", method
+    path = path.strip().partition("?")[0]
+    if not path.startswith("/"):
+        raise click.UsageError(f'a REQUEST is such as "POST /login", not {text!r}')
+    pairs = []
+    for header in headers:
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip():
+            raise click.UsageError(f"a header is such as 'X-API-Key: secret', not {header!r}")
+        pairs.append((name.strip().lower().encode("latin-1", "replace"), value.strip().encode("latin-1", "replace")))
+    try:
+        ip_address(client or "192.0.2.1")
+    except ValueError:
+        raise click.UsageError(f"--client is an address such as 192.0.2.1, not {client!r}") from None
+    scope = {"type": "http", "method": method, "path": unquote(path), "headers": pairs, "root_path": ""}
+    return ASGIRequest({**scope, "client": None if client is None else (client, 0)})
+
+
+def _print(explained: Any, console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(printable(text), soft_wrap=True)
+
+    for one in explained:
+        shadow = ", in the shadow" if one.shadow else ""
+        if not one.applies:
+            say(f"{one.rule}: not for this request: {'; '.join(one.reasons)}")
+            continue
+        key = " ".join(map(repr, one.key))
+        until = f" until {one.until.isoformat()}, by an override" if one.until else ""
+        if one.override in ("exempt", "deny"):
+            say(f"{one.rule}{shadow}: {'exempt' if one.override == 'exempt' else 'denied'}{until}: key {key}")
+            continue
+        say(f"{one.rule}{shadow}: applies: key {key}, cost {one.cost}{until and f', other limits{until}'}")
+        for limit in one.limits:
+            say(f"  {limit.name}: {limit.algorithm}, {limit.allowance}")

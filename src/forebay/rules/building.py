@@ -1,0 +1,379 @@
+"""From the structs of a rule file to the rules of the middlewares. What is ambiguous is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.core.kinds import (
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    TokenBucket,
+)
+from forebay.errors import CostExceedsLimit, ForebayError, InvalidLimiter, InvalidRate, short_repr
+from forebay.extras import Needs
+from forebay.rate import as_delay_ns
+from forebay.rules import model
+from forebay.rules.conditions import (
+    AddressCondition,
+    Condition,
+    HeaderCondition,
+    Network,
+    TierCondition,
+    network_of,
+    none_outside,
+)
+from forebay.rules.keys import Functions, RuleKey, Sources, key_function, rule_key
+from forebay.rules.model import FileRule, Limit, Override, RuleFile
+from forebay.rules.overrides import (
+    DENIED,
+    DENY,
+    Effect,
+    Overrides,
+    Unless,
+    answer_with_fields,
+    denied_answer,
+    effect_of,
+    response_of,
+)
+from forebay.rules.places import Document, Path, path_text
+from forebay.rules.problems import Problems, did_you_mean
+from forebay.rules.reading import BROKEN
+from forebay.store import Store
+from forebay.web import ClientAddress, Rule
+from forebay.web.patterns import TOKEN, RequestPattern
+from forebay.web.rules import check_answer
+
+with Needs("rules", __name__):
+    import msgspec
+    from msgspec import UNSET
+
+__all__ = ["BuiltRule", "build"]
+
+_KINDS: Final[Mapping[type, Any]] = {
+    model.TokenBucketLimit: TokenBucket,
+    model.LeakyBucketLimit: LeakyBucket,
+    model.MinIntervalLimit: MinInterval,
+    model.FixedWindowLimit: FixedWindow,
+    model.SlidingWindowLimit: SlidingWindow,
+    model.BucketedWindowLimit: BucketedWindow,
+    model.SlidingLogLimit: SlidingLog,
+    model.ConcurrencyLimit: Concurrency,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRule:
+    """A rule of the file, and the rules of the middleware that it has become: one for each limit of each effect."""
+
+    spec: FileRule
+    key: RuleKey
+    conditions: Sequence[Condition]
+    overrides: Overrides
+    rules: Mapping[Effect, Sequence[Rule]]
+
+
+def build(file: RuleFile, document: Document, store: Any, functions: Functions, problems: Problems) -> list[BuiltRule]:
+    """Make the limiters in `store`, and the rules. Raises ``InvalidRuleFile`` with all problems of their meaning.
+
+    A ``Store`` that is only for a check has no memory for many keys: `store` None makes one, and closes it at the end.
+    """
+    if store is None:
+        with Store.private(keys=64) as scratch:
+            return _Builder(file, document, scratch, functions, problems, is_check=True).build()
+    return _Builder(file, document, store, functions, problems, is_check=False).build()
+
+
+class _Builder:
+    def __init__(
+        self,
+        file: RuleFile,
+        document: Document,
+        store: Any,
+        functions: Functions,
+        problems: Problems,
+        *,
+        is_check: bool,
+    ) -> None:
+        self._file, self._document, self._problems = file, document, problems
+        self._store, self._functions, self._is_check = store, functions, is_check
+        self._client = ClientAddress()
+        self._limiters: dict[str, Any] = {}
+        # Also of limits with a problem, which have no limiter.
+        limits = document.data.get("limits") if isinstance(document.data, dict) else None
+        self._names = [name for name in limits if name] if isinstance(limits, dict) else []
+
+    def build(self) -> list[BuiltRule]:
+        self._make_client()
+        for name, limit in self._file.limits.items():
+            self._make_limiter(name, limit)
+        built = [self._rule(rule, ("rules", number)) for number, rule in enumerate(self._file.rules)]
+        self._check_names()
+        if self._file.rules and BROKEN not in self._file.rules:
+            self._check_tiers()
+            self._check_limits()
+        self._problems.raise_if_any()
+        return [rule for rule in built if rule is not None]
+
+    def _refuse(self, path: Path, reason: object) -> None:
+        self._problems.add(self._document.value(path), f"{path_text(path)}: {reason}")
+
+    def _refuse_word(self, path: Path, reason: object) -> None:
+        self._problems.add(self._document.word(path), f"{path_text(path)}: {reason}")
+
+    # Limits and clients
+
+    def _make_client(self) -> None:
+        if self._file.client is not UNSET:
+            try:
+                self._client = ClientAddress(**_given(self._file.client))
+            except InvalidLimiter as error:
+                self._refuse_word(("client",), error)
+
+    def _make_limiter(self, name: str, limit: Limit) -> None:
+        options = _given(limit)
+        if self._is_check and "keys" in options:
+            options["keys"] = 1
+        path: Path = ("limits", name)
+        try:
+            self._limiters[name] = _KINDS[type(limit)](self._store, name, **options)
+        except InvalidRate as error:
+            of_text = next(word for word in ("rate", "interval", "lease") if word in options)
+            self._refuse((*path, of_text), error)
+        except (ForebayError, ValueError, TypeError) as error:
+            self._refuse_word(path, error)
+
+    # Rules
+
+    def _rule(self, spec: FileRule, path: Path) -> BuiltRule | None:
+        """None if it has a problem."""
+        if spec is BROKEN:
+            return None
+        options = self._options(spec, path)
+        conditions = self._conditions(spec, path)
+        sources = Sources(self._client, self._functions, _listed(spec.path), bool(spec.ignore_case))
+        texts = _listed(spec.key)
+        try:
+            key = rule_key(texts, sources)
+        except ValueError as error:
+            self._refuse((*path, "key"), error)
+            return None
+        overrides = self._overrides(spec, key, path)
+        groups: dict[Effect, Sequence[Any]] = {None: self._named(spec.limits, (*path, "limits"), spec.cost)}
+        for number, override in enumerate(spec.overrides):
+            effect = effect_of(override)
+            if effect not in groups and effect is not DENY and effect is not None:
+                groups[effect] = self._named(effect, (*path, "overrides", number, "limits"), spec.cost)
+        if options is None:
+            return None
+        options["key"] = key_function(key, texts, self._client)
+        rules: dict[Effect, Sequence[Rule]] = {}
+        is_free = conditions or spec.overrides
+        for effect, limiters in groups.items():
+            exempt = Unless(conditions, overrides, effect) if is_free else None
+            rules[effect] = self._made(limiters, {**options, "exempt": exempt}, path)
+        if any(override.deny for override in spec.overrides):
+            rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY)}, path)
+        # The conditions of tiers are the rule's own tiers; these explain them.
+        lifted = frozenset(options["tiers"] or ())
+        if lifted and self._functions.tier is not None:
+            conditions = [*conditions, TierCondition(self._functions.tier, lifted)]
+        return BuiltRule(spec, key, conditions, overrides, rules)
+
+    def _made(self, limiters: Sequence[Any], options: Mapping[str, Any], path: Path) -> list[Rule]:
+        try:
+            return [Rule(limiter, **options) for limiter in limiters]
+        except (ForebayError, ValueError, TypeError) as error:
+            self._refuse_word(path, error)
+            return []
+
+    def _denying(self, spec: FileRule, options: Mapping[str, Any], path: Path) -> list[Rule]:
+        """A rule that denies every request that it is for: each costs more than its limit, so it has no state."""
+        try:
+            limiter: Any = TokenBucket(self._store, f"{spec.name} denied", "1/day")
+        except (ForebayError, ValueError) as error:
+            self._refuse((*path, "name"), error)
+            return []
+        response = response_of(spec)
+        overrides = options["exempt"].overrides
+        denying = dict.fromkeys(("charge_on", "delay", "most_delayed"), None)
+        denying |= {"cost": 2, "status": response.status if response else DENIED}
+        denying["answer"] = denied_answer(response, overrides)
+        return self._made([limiter], {**options, **denying}, path)
+
+    def _named(self, names: Sequence[str], path: Path, cost: int) -> list[Any]:
+        """The limiters of these names."""
+        limiters = []
+        for number, name in enumerate(names):
+            if self._names and name not in self._names:
+                reason = f"there is no limit {short_repr(name)}: {did_you_mean(name, self._names)}"
+                self._refuse((*path, number), reason)
+            elif name in names[:number]:
+                self._refuse((*path, number), f"the limit {short_repr(name)} is here twice: leave one out")
+            elif name in self._limiters:
+                limiters.append(self._limiters[name])
+                self._check_cost(self._limiters[name], cost, (*path, number))
+        return limiters
+
+    def _check_cost(self, limiter: Any, cost: int, path: Path) -> None:
+        if self._is_check:
+            try:
+                limiter.peek("key", cost)
+            except CostExceedsLimit as error:
+                self._refuse(path, error)
+
+    def _options(self, spec: FileRule, path: Path) -> dict[str, Any] | None:
+        """The options of the rule for ``Rule``, except its key and its exemptions. None if one has a problem."""
+        count = self._problems.count
+        for word, pattern in (("path", _given(spec, "path")), ("methods", _given(spec, "methods"))):
+            try:
+                RequestPattern.of(pattern.get("path"), pattern.get("methods", ()), False)
+            except InvalidLimiter as error:
+                self._refuse((*path, word), error)
+        options: dict[str, Any] = _given(
+            spec, "path", "methods", "ignore_case", "cost", "delay", "most_delayed", "shadow"
+        )
+        if spec.delay:
+            try:
+                as_delay_ns(spec.delay, "delay is")
+            except InvalidRate as error:
+                self._refuse((*path, "delay"), error)
+        options["tiers"], options["tier"] = self._tiers(spec, path)
+        if spec.charge_on:
+            options["charge_on"] = frozenset(status for one in spec.charge_on for status in _statuses(one))
+            if not options["charge_on"]:
+                self._refuse((*path, "charge_on"), "no status is in it, so no request would ever be charged")
+        response = response_of(spec)
+        if response is not None:
+            try:
+                check_answer(response)
+            except InvalidLimiter as error:
+                self._refuse((*path, "response"), error)
+            has_text = bool(response.body or response.headers or response.status < 400)
+            options |= {"answer": answer_with_fields(response)} if has_text else {}
+            options["status"] = response.status
+        return options if self._problems.count == count else None
+
+    def _tiers(self, spec: FileRule, path: Path) -> tuple[Mapping[str, None] | None, Any]:
+        """`tiers` and `tier` of a ``Rule``: those for which the rule is not are without a limit.
+
+        A tier that the file doesn't name is limited by the rules of all tiers.
+        """
+        if not spec.tier and not spec.except_tier:
+            return None, None
+        if spec.tier and spec.except_tier:
+            self._refuse(
+                (*path, "except_tier"), "give tier or except_tier: the rule is for the first, or for all others"
+            )
+        known = self._file.tiers or []
+        word, names = ("tier", spec.tier) if spec.tier else ("except_tier", spec.except_tier)
+        for number, name in enumerate(names or ()):
+            if name not in known:
+                reason = f"tiers has no {short_repr(name)}: {did_you_mean(name, known)}"
+                self._refuse((*path, word, number), reason)
+        if self._functions.tier is None:
+            self._refuse((*path, word), "load_rules got no function that returns a request's tier: write tier=")
+            return None, None
+        lifted = spec.except_tier or [name for name in known if name not in (spec.tier or ())]
+        return dict.fromkeys(lifted), self._functions.tier
+
+    def _conditions(self, spec: FileRule, path: Path) -> list[Condition]:
+        conditions: list[Condition] = []
+        for name, pattern in (spec.headers or {}).items():
+            if not TOKEN.fullmatch(name):
+                reason = f"{short_repr(name)} is no name of a header field such as X-API-Key"
+                self._refuse_word((*path, "headers", name), reason)
+            if not pattern:
+                self._refuse((*path, "headers", name), "a field has a value: write * for any")
+            conditions.append(HeaderCondition(name, pattern))
+        inside = self._networks(spec.address or [], (*path, "address"))
+        outside = self._networks(spec.except_address or [], (*path, "except_address"))
+        if inside and none_outside(inside, outside):
+            self._refuse((*path, "address"), "all of it is in except_address, so the rule would match no request")
+        if inside:
+            conditions.append(AddressCondition(self._client, inside, is_inside=True))
+        if outside:
+            conditions.append(AddressCondition(self._client, outside, is_inside=False))
+        return conditions
+
+    def _networks(self, texts: Sequence[str], path: Path) -> list[Network]:
+        networks = []
+        for number, text in enumerate(texts):
+            try:
+                networks.append(network_of(text, self._client))
+            except ValueError as error:
+                self._refuse((*path, number), error)
+        return networks
+
+    def _overrides(self, spec: FileRule, key: RuleKey, path: Path) -> Overrides:
+        by_key: dict[Any, Override] = {}
+        for number, override in enumerate(spec.overrides):
+            place: Path = (*path, "overrides", number)
+            if [bool(override.limits), override.exempt, override.deny].count(True) != 1:
+                self._refuse(place, "an override has one of limits, exempt = true and deny = true")
+            try:
+                each = key.named(override.key)
+            except ValueError as error:
+                self._refuse((*place, "key"), error)
+                continue
+            if each in by_key:
+                self._refuse((*place, "key"), "another override of the rule has this key: leave one out")
+            by_key[each] = override
+        return Overrides(key, by_key)
+
+    # The file as a whole
+
+    def _check_names(self) -> None:
+        names: dict[str, int] = {}
+        seen: dict[str, int] = {}
+        for number, rule in enumerate(self._file.rules):
+            if rule is BROKEN:
+                continue
+            first = names.setdefault(rule.name, number)
+            if first != number:
+                self._refuse(("rules", number, "name"), f"rules[{first}] has the name {short_repr(rule.name)}, too")
+            first = seen.setdefault(repr(msgspec.structs.replace(rule, name="")), number)
+            if first != number:
+                self._refuse_word(
+                    ("rules", number), f"it repeats rules[{first}], so each request would be charged twice"
+                )
+
+    def _check_limits(self) -> None:
+        used = {name for rule in self._file.rules for name in rule.limits}
+        used |= {name for rule in self._file.rules for one in rule.overrides for name in one.limits or ()}
+        for name in self._names:
+            if name not in used:
+                reason = f"no rule names the limit {short_repr(name)}: name it, or leave it out"
+                self._refuse_word(("limits", name), reason)
+
+    def _check_tiers(self) -> None:
+        """Each tier is one of a rule's, or is excepted from one: else it would have no limit by mistake."""
+        known = self._file.tiers or []
+        named = {name for rule in self._file.rules for name in (known if rule.except_tier else rule.tier or ())}
+        for number, name in enumerate(known):
+            if name in known[:number]:
+                self._refuse(("tiers", number), f"the tier {short_repr(name)} is here twice: leave one out")
+            elif name not in named:
+                reason = f"no rule's tier or except_tier is about {short_repr(name)}: name it, or leave it out"
+                self._refuse(("tiers", number), reason)
+
+
+def _given(struct: Any, *words: str) -> dict[str, Any]:
+    """The words of a table that the file has, of these or of all."""
+    named = words or struct.__struct_fields__
+    return {word: value for word in named if (value := getattr(struct, word)) is not UNSET}
+
+
+def _listed(value: Any) -> list[str]:
+    return [] if value is UNSET else [value] if isinstance(value, str) else value
+
+
+def _statuses(text: int | str) -> range:
+    first, _, last = str(text).partition("-")
+    return range(int(first), int(last or first) + 1)

@@ -1,0 +1,83 @@
+"""What the rules of a file do with one request, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from forebay.errors import short_repr
+from forebay.rules.building import BuiltRule
+from forebay.rules.overrides import DENY, effect_of
+from forebay.web import Request
+from forebay.web.header_fields import allowance
+from forebay.web.patterns import RequestPattern
+
+__all__ = ["Explanation", "LimitUse", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """A limit that a request is charged to."""
+
+    name: str
+    algorithm: str
+    allowance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What one rule does with a request."""
+
+    rule: str
+    applies: bool
+    reasons: tuple[str, ...]
+    """Why the rule is not for the request; empty if it is."""
+    key: tuple[str, ...]
+    cost: int
+    limits: tuple[LimitUse, ...]
+    """Empty if an override exempts or denies the key."""
+    override: str
+    """``exempt``, ``deny`` or ``limits`` for a key with an override, else empty."""
+    until: datetime | None
+    shadow: bool
+
+
+def explain(built: Sequence[BuiltRule], request: Request) -> list[Explanation]:
+    """One for each rule of the file, in its order."""
+    return [_explanation(rule, request) for rule in built]
+
+
+def _explanation(built: BuiltRule, request: Request) -> Explanation:
+    spec = built.spec
+    reasons = tuple(_reasons(built, request))
+    if reasons:
+        return Explanation(spec.name, False, reasons, (), spec.cost, (), "", None, spec.shadow)
+    override = built.overrides.active(request)
+    effect = effect_of(override)
+    limits = () if effect == DENY else tuple(_use(rule.limiter) for rule in built.rules.get(effect, ()))
+    what = "" if effect is None else "deny" if effect == DENY else "limits" if effect else "exempt"
+    key: Any = built.key(request)
+    texts = (key,) if isinstance(key, str) else tuple(key)
+    until = None if override is None else override.until
+    return Explanation(spec.name, True, (), texts, spec.cost, limits, what, until, spec.shadow)
+
+
+def _reasons(built: BuiltRule, request: Request) -> list[str]:
+    spec, methods, paths = built.spec, request.methods, request.paths
+    reasons = []
+    if spec.methods and not RequestPattern.of(None, spec.methods, False).matches(methods, paths):
+        reasons.append(f"the method {' or '.join(methods)} is not {_either(spec.methods)}")
+    if spec.path and not RequestPattern.of(spec.path, (), bool(spec.ignore_case)).matches(methods, paths):
+        reasons.append(f"the path {short_repr(request.path)} does not match {_either(spec.path)}")
+    return reasons + [one.why_not(request) for one in built.conditions if not one.holds(request)]
+
+
+def _either(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else " or ".join(names)
+
+
+def _use(limiter: Any) -> LimitUse:
+    kind = getattr(limiter, "kind", type(limiter))
+    return LimitUse(limiter.name, kind.__name__, allowance(limiter))

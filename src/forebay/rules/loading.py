@@ -1,0 +1,92 @@
+"""Loading: a rule file becomes the rules of a middleware."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import InvalidLimiter, InvalidURL, redacted_repr
+from forebay.rules.building import BuiltRule, build
+from forebay.rules.keys import Functions
+from forebay.rules.model import RuleFile
+from forebay.rules.places import Document
+from forebay.rules.problems import Problems
+from forebay.rules.reading import read_document, read_rule_file
+from forebay.store import Store
+from forebay.urls import connect, connect_async
+from forebay.web import Request, Rule
+from forebay.web.functions import check_function, has_to_be_awaited
+
+__all__ = ["check", "load_rules"]
+
+
+def load_rules(
+    path: str | os.PathLike[str],
+    *,
+    store: Any = None,
+    tier: Callable[[Request], str] | None = None,
+    user: Callable[[Request], str | None] | None = None,
+    in_loop: bool = False,
+) -> list[Rule]:
+    """The rules of a TOML or YAML file, for a middleware: ``ASGIMiddleware(app, load_rules("limits.toml"))``.
+
+    * `store`: where the limits are kept, if the file doesn't name it.
+    * `tier`: returns the tier of a request, text; for a file that has tiers. It may be ``async def`` under ASGI, unless
+      a key of the file has the tier.
+    * `user`: returns the user of a request, or None; by default the ``user`` of the ``Request``.
+    * `in_loop`: whether the application runs in an event loop: a store that the file names is then made by
+      ``connect_async``.
+
+    The clients' addresses are those of the file's proxies; the `client` of the middleware doesn't count for these
+    rules. docs/rules.md describes the format.
+
+    Raises ``InvalidRuleFile`` with every problem of the file and its place, ``OSError`` if it can't be read,
+    ``InvalidLimiter`` for other arguments that can't be used, and what the store raises. Nothing is made in the store
+    unless the file is valid. Not thread-safe; the rules are. O(size of the file).
+    """
+    for what, function in (("tier", tier), ("user", user)):
+        if function is not None:
+            check_function(f"{what} is a callable that takes a request", function)
+    if user is not None and has_to_be_awaited(user):
+        raise InvalidLimiter("user is a plain function: authenticate in an outer layer, which sets the request's user")
+    if store is not None and not isinstance(store, Store) and not hasattr(store, "make_limiter"):
+        raise InvalidLimiter(f"store is a store, as forebay.connect(url) returns one, not {redacted_repr(store)}")
+    file = os.fspath(path)
+    problems = Problems(file)
+    functions = Functions(tier, user)
+    spec, document, _ = check(file, Path(file).read_bytes(), functions)
+    if bool(spec.store) == (store is not None):
+        problems.add(
+            document.word(("store",)),
+            "load_rules got a store, too: leave one out"
+            if spec.store
+            else 'the file names no store: write store = "shm:///shop?keys=1000000", or load_rules(..., store=)',
+        )
+    problems.raise_if_any()
+    is_own = store is None
+    if is_own:
+        try:
+            store = (connect_async if in_loop else connect)(spec.store or None)
+        except InvalidURL as error:
+            problems.add(document.value(("store",)), f"store: {error}")
+            problems.raise_if_any()
+    try:
+        built = build(spec, document, store, functions, problems)
+    except BaseException:
+        if is_own:
+            store.close()
+        raise
+    return [rule for one in built for rules in one.rules.values() for rule in rules]
+
+
+def check(file: str, data: bytes, functions: Functions) -> tuple[RuleFile, Document, list[BuiltRule]]:
+    """The contents of a file, and its rules over a store of their own, which is closed. Opens no other store.
+
+    Raises ``InvalidRuleFile`` with all problems.
+    """
+    problems = Problems(file)
+    document = read_document(file, data, problems)
+    spec = read_rule_file(document, problems)
+    return spec, document, build(spec, document, None, functions, problems)

@@ -1,0 +1,213 @@
+"""The contents of a rule file, as structs. Its JSON schema is made from them, and so are the checks of its words.
+
+The meaning of each word is its `description`, which messages quote: "burst is a whole number of at least 1".
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from forebay.extras import Needs
+
+with Needs("rules", __name__):
+    import msgspec
+    from msgspec import UNSET, Meta, Struct, UnsetType
+
+__all__ = [
+    "BucketedWindowLimit",
+    "ClientPart",
+    "ConcurrencyLimit",
+    "FileRule",
+    "FixedWindowLimit",
+    "LeakyBucketLimit",
+    "Limit",
+    "MinIntervalLimit",
+    "Override",
+    "Response",
+    "RuleFile",
+    "SlidingLogLimit",
+    "SlidingWindowLimit",
+    "TokenBucketLimit",
+    "json_schema",
+]
+
+VERSION: Final = 1
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, description="a name")]
+Count: TypeAlias = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
+RateText: TypeAlias = Annotated[str, Meta(description='a rate such as "100/minute"', examples=["100/minute"])]
+DurationText: TypeAlias = Annotated[str, Meta(description='a length of time such as "30s"', examples=["30s"])]
+Time: TypeAlias = Annotated[
+    datetime, Meta(tz=True, description="a time with its offset from UTC, such as 2027-01-31T12:00:00Z")
+]
+Switch: TypeAlias = Annotated[bool, Meta(description="true or false")]
+PathText: TypeAlias = Annotated[str, Meta(description='a path pattern such as "/users/{id}" or "/api/*"')]
+MethodText: TypeAlias = Annotated[str, Meta(description='a method such as "POST"')]
+AddressText: TypeAlias = Annotated[str, Meta(description='an address or a network such as "10.0.0.0/8"')]
+KeyText: TypeAlias = Annotated[
+    str,
+    Meta(
+        description='a part of a key such as "address", "user" or "header:X-API-Key | address"',
+        examples=["address", "user | address", "header:X-API-Key | address", "path:id", "tier", "everyone"],
+    ),
+]
+StatusText: TypeAlias = (
+    Annotated[int, Meta(ge=100, le=599, description="a status such as 401")]
+    | Annotated[str, Meta(pattern="^[1-5][0-9][0-9]-[1-5][0-9][0-9]$", description='statuses such as "400-499"')]
+)
+
+
+class _Part(Struct, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class TokenBucketLimit(_Part, tag_field="algorithm", tag="token-bucket"):
+    """A ``TokenBucket``: up to `burst` permits at once, refilled at `rate`."""
+
+    rate: RateText
+    burst: Count | UnsetType = UNSET
+    refill: Literal["continuous", "interval"] | UnsetType = UNSET
+    initial: Count | UnsetType = UNSET
+    start: Time | UnsetType = UNSET
+
+
+class LeakyBucketLimit(_Part, tag_field="algorithm", tag="leaky-bucket"):
+    """A ``LeakyBucket``: a queue of `capacity` places that empties at `rate`."""
+
+    rate: RateText
+    capacity: Count
+
+
+class MinIntervalLimit(_Part, tag_field="algorithm", tag="min-interval"):
+    """A ``MinInterval``: at least `interval` from one request to the next."""
+
+    interval: DurationText
+
+
+class FixedWindowLimit(_Part, tag_field="algorithm", tag="fixed-window"):
+    """A ``FixedWindow``: at most as many permits in each window as `rate` allows per period."""
+
+    rate: RateText
+    align: Literal["clock", "first", "stagger", "calendar"] | UnsetType = UNSET
+    timezone: Annotated[str, Meta(description='a time zone such as "Europe/Berlin"')] | UnsetType = UNSET
+
+
+class SlidingWindowLimit(_Part, tag_field="algorithm", tag="sliding-window"):
+    """A ``SlidingWindow``: at most as many permits as `rate` allows, in an estimate of the period up to now."""
+
+    rate: RateText
+    rounding: Literal["up", "down"] | UnsetType = UNSET
+
+
+class BucketedWindowLimit(_Part, tag_field="algorithm", tag="bucketed-window"):
+    """A ``BucketedWindow``: at most as many permits as `rate` allows, in the newest `buckets` parts of its period."""
+
+    rate: RateText
+    buckets: Count | UnsetType = UNSET
+    keys: Count | UnsetType = UNSET
+
+
+class SlidingLogLimit(_Part, tag_field="algorithm", tag="sliding-log"):
+    """A ``SlidingLog``: never more permits than `rate` allows in any span as long as its period."""
+
+    rate: RateText
+    keys: Count
+
+
+class ConcurrencyLimit(_Part, tag_field="algorithm", tag="concurrency"):
+    """A ``Concurrency``: at most `limit` requests at one time."""
+
+    limit: Count
+    lease: DurationText | UnsetType = UNSET
+    keys: Count | UnsetType = UNSET
+
+
+Limit: TypeAlias = (
+    TokenBucketLimit
+    | LeakyBucketLimit
+    | MinIntervalLimit
+    | FixedWindowLimit
+    | SlidingWindowLimit
+    | BucketedWindowLimit
+    | SlidingLogLimit
+    | ConcurrencyLimit
+)
+
+
+class ClientPart(_Part):
+    """The proxies in front of the application, as for a ``ClientAddress``."""
+
+    trusted_proxies: Annotated[list[AddressText | Literal["unix"]], Meta(min_length=1)] | UnsetType = UNSET
+    header: (
+        Annotated[str, Meta(description='the field that the proxies set, such as "X-Forwarded-For"')] | UnsetType
+    ) = UNSET
+    ipv4_prefix: Annotated[int, Meta(ge=1, le=32, description="a number of bits from 1 to 32")] | UnsetType = UNSET
+    ipv6_prefix: Annotated[int, Meta(ge=1, le=128, description="a number of bits from 1 to 128")] | UnsetType = UNSET
+
+
+class Response(_Part):
+    """What a denied request gets instead of the problem report."""
+
+    status: Annotated[int, Meta(ge=200, le=599, description="a status such as 429")] | UnsetType = UNSET
+    body: Annotated[str, Meta(description="text")] | UnsetType = UNSET
+    headers: dict[str, Annotated[str, Meta(description="the text of a header field")]] | UnsetType = UNSET
+
+
+class Override(_Part):
+    """Other limits for one key of a rule until a time, or none, or no request at all."""
+
+    key: Annotated[
+        dict[str, Annotated[str, Meta(description="the value of a part of the key")]],
+        Meta(min_length=1, description='the value of each part of the rule\'s key, as {address = "192.0.2.1"}'),
+    ]
+    until: Time
+    limits: Annotated[list[Name], Meta(min_length=1)] | UnsetType = UNSET
+    exempt: Switch = False
+    deny: Switch = False
+
+
+class FileRule(_Part):
+    """Limits, and the requests that they are for."""
+
+    name: Name
+    limits: Annotated[list[Name], Meta(min_length=1, description="a list of names of limits")]
+    path: PathText | Annotated[list[PathText], Meta(min_length=1)] | UnsetType = UNSET
+    methods: MethodText | Annotated[list[MethodText], Meta(min_length=1)] | UnsetType = UNSET
+    ignore_case: Switch | UnsetType = UNSET
+    headers: (
+        Annotated[
+            dict[str, Annotated[str, Meta(description="the value of a header field, in which * matches anything")]],
+            Meta(min_length=1),
+        ]
+        | UnsetType
+    ) = UNSET
+    address: Annotated[list[AddressText], Meta(min_length=1)] | UnsetType = UNSET
+    except_address: Annotated[list[AddressText], Meta(min_length=1)] | UnsetType = UNSET
+    tier: Annotated[list[Name], Meta(min_length=1)] | UnsetType = UNSET
+    except_tier: Annotated[list[Name], Meta(min_length=1)] | UnsetType = UNSET
+    key: KeyText | Annotated[list[KeyText], Meta(min_length=1)] = "address"
+    cost: Count = 1
+    charge_on: Annotated[list[StatusText], Meta(min_length=1)] | UnsetType = UNSET
+    delay: DurationText | UnsetType = UNSET
+    most_delayed: Count | UnsetType = UNSET
+    response: Response | UnsetType = UNSET
+    shadow: Switch = False
+    overrides: list[Override] = []
+
+
+class RuleFile(_Part):
+    """Limits by name, and the rules of an application."""
+
+    version: Annotated[Literal[1], Meta(description="1, which is the version of the format")]
+    limits: Annotated[dict[Name, Limit], Meta(min_length=1, description="a table of limits by name")]
+    rules: Annotated[list[FileRule], Meta(min_length=1, description="a list of rules")]
+    store: Annotated[str, Meta(description='a URL such as "shm:///shop?keys=1000000"')] | UnsetType = UNSET
+    client: ClientPart | UnsetType = UNSET
+    tiers: Annotated[list[Name], Meta(min_length=1, description="a list of the names of all tiers")] | UnsetType = UNSET
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema (2020-12) of a rule file, for editors."""
+    schema = msgspec.json.schema(RuleFile)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "forebay rules", **schema}

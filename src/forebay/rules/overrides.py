@@ -1,0 +1,120 @@
+"""Overrides: what holds for single keys of a rule until a time, instead of its limits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from forebay.rules.conditions import Condition
+from forebay.rules.keys import RuleKey
+from forebay.rules.model import FileRule, Override
+from forebay.web import Answer, Denial, Request
+from forebay.web.answers import quota_exceeded, retry_after
+
+__all__ = [
+    "DENIED",
+    "DENY",
+    "Effect",
+    "Overrides",
+    "Unless",
+    "answer_with_fields",
+    "denied_answer",
+    "effect_of",
+    "response_of",
+]
+
+Effect: TypeAlias = tuple[str, ...] | Literal["deny"] | None
+DENY: Final = "deny"
+DENIED: Final = 403
+"""The status of a request that an override denies, unless the rule has a response."""
+
+
+class Overrides:
+    """The overrides of a rule by key."""
+
+    def __init__(self, key: RuleKey, by_key: Mapping[Any, Override]) -> None:
+        self._key, self._by_key = key, by_key
+        self._until_s = {each: override.until.timestamp() for each, override in by_key.items()}
+
+    def active(self, request: Request) -> Override | None:
+        """The override of the request's key, unless its time is over. O(1)."""
+        if not self._by_key:
+            return None
+        key = self._key(request)
+        override = self._by_key.get(key)
+        return override if override is not None and time.time() < self._until_s[key] else None
+
+
+def effect_of(override: Override | None) -> Effect:
+    """What holds instead of the rule's limits; None: they hold."""
+    if override is None:
+        return None
+    return DENY if override.deny else tuple(override.limits or ())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Unless:
+    """Whether a rule is not for a request: the function for the `exempt` of a ``Rule``.
+
+    It is for a request if all `conditions` hold, and the override of the request's key has this `effect`.
+    """
+
+    conditions: Sequence[Condition]
+    overrides: Overrides
+    effect: Effect
+
+    def __call__(self, request: Request) -> bool:
+        # A generator would take as long as the conditions.
+        for condition in self.conditions:
+            if not condition.holds(request):
+                return True
+        return effect_of(self.overrides.active(request)) != self.effect
+
+
+def response_of(rule: FileRule) -> Answer | None:
+    """The response of the file, without the fields that a denial adds."""
+    if not rule.response:
+        return None
+    response = rule.response
+    headers = dict(response.headers or {})
+    if response.body and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = "text/plain; charset=utf-8"
+    return Answer(response.status or 429, tuple(headers.items()), (response.body or "").encode())
+
+
+def answer_with_fields(response: Answer) -> Any:
+    """The `answer` of a ``Rule``: the response, and the fields that say when to ask again.
+
+    A response that looks like success has none.
+    """
+    if response.status < 400:
+        return response
+
+    def answer(request: Request, denial: Denial) -> Answer:
+        fields = (*response.headers, *denial.fields, *retry_after(denial.retry_after_s))
+        return Answer(response.status, fields, response.body)
+
+    return answer
+
+
+def denied_answer(response: Answer | None, overrides: Overrides) -> Any:
+    """As ``answer_with_fields``, for keys that an override denies until a time."""
+    if response is not None and response.status < 400:
+        return response
+
+    def answer(request: Request, denial: Denial) -> Answer:
+        override = overrides.active(request)
+        if override is None:
+            # Its time has ended since the decision.
+            wait_s, when = 1, "for a moment"
+        else:
+            wait_s = max(1, math.ceil(override.until.timestamp() - time.time()))
+            when = f"until {override.until.isoformat()}"
+        if response is None:
+            return quota_exceeded(DENIED, f"Requests of this client are denied {when}.", wait_s)
+        return Answer(response.status, (*response.headers, *retry_after(wait_s)), response.body)
+
+    return answer

@@ -1,0 +1,87 @@
+"""YAML with the places of its words and values.
+
+Scalars are those of YAML 1.2 and JSON: ``true``, ``false`` and numbers; any other scalar is text. YAML 1.1 also reads
+``no`` as false and ``1:30`` as 90. Anchors, aliases, tags and words that aren't text are refused, and so is a word that
+a table has twice.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from forebay.extras import Needs
+from forebay.rules.places import Document, InvalidSyntax, Path, Place
+
+with Needs("rules", __name__):
+    import yaml
+
+__all__ = ["read_yaml"]
+
+_CONSTANTS: Final[dict[str, Any]] = {"true": True, "false": False}
+_EMPTY: Final = ("", "null", "~")
+_INTEGER: Final = re.compile(r"[-+]?[0-9]{1,1000}", re.ASCII)
+_NUMBER: Final = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?", re.ASCII)
+
+
+def read_yaml(text: str) -> Document:
+    """Raises ``InvalidSyntax``."""
+    try:
+        for event in yaml.parse(text, Loader=yaml.BaseLoader):
+            if getattr(event, "anchor", None) is not None:
+                raise InvalidSyntax(
+                    _place(event.start_mark), "rule files have no anchors and aliases: repeat the value"
+                )
+        node = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise InvalidSyntax(_place(mark) if mark else Place(1, 1), error.problem or "it can't be read") from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        place = Place(before.count("\n") + 1, error.position - before.rfind("\n"))
+        raise InvalidSyntax(place, f"the character {chr(error.character)!r} isn't allowed in YAML") from None
+    if node is None:
+        return Document({})
+    words: dict[Path, Place] = {}
+    values: dict[Path, Place] = {}
+    return Document(_data(node, (), words, values), words, values)
+
+
+def _data(node: Any, path: Path, words: dict[Path, Place], values: dict[Path, Place]) -> Any:
+    place = values[path] = _place(node.start_mark)
+    kind = {yaml.ScalarNode: "str", yaml.SequenceNode: "seq", yaml.MappingNode: "map"}[type(node)]
+    if node.tag != f"tag:yaml.org,2002:{kind}":
+        raise InvalidSyntax(place, f"rule files have no tags, as {node.tag!r}: leave it out")
+    if kind == "seq":
+        return [_data(item, (*path, number), words, values) for number, item in enumerate(node.value)]
+    if kind == "str":
+        return _scalar(node, place)
+    found: dict[str, Any] = {}
+    for word_node, value_node in node.value:
+        word_place = _place(word_node.start_mark)
+        if not isinstance(word_node, yaml.ScalarNode) or word_node.tag != "tag:yaml.org,2002:str":
+            raise InvalidSyntax(word_place, "a word before a colon is text")
+        word = word_node.value
+        if word in found:
+            first = words[(*path, word)]
+            raise InvalidSyntax(word_place, f"{word!r} is here twice, first in line {first.line}: leave one out")
+        words[(*path, word)] = word_place
+        found[word] = _data(value_node, (*path, word), words, values)
+    return found
+
+
+def _scalar(node: Any, place: Place) -> Any:
+    text: str = node.value
+    if node.style is not None:
+        return text
+    if text in _EMPTY:
+        raise InvalidSyntax(place, "there is no value: write one, or leave the word out")
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def _place(mark: Any) -> Place:
+    return Place(mark.line + 1, mark.column + 1)

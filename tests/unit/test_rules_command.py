@@ -1,0 +1,191 @@
+"""The command ``forebay rules``, and the schema that it prints. The page's examples run the installed one."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from rule_files import FILE, problems
+
+from forebay.cli.commands import forebay
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(forebay, ["rules", *map(str, arguments)], env={"COLUMNS": "80"})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "limits.toml"
+    path.write_text(f"""{FILE}path = "/a"
+[[rules.overrides]]
+key = {{address = "192.0.2.1"}}
+deny = true
+until = 2020-01-01T00:00:00Z
+[[rules.overrides]]
+key = {{address = "192.0.2.2"}}
+exempt = true
+until = 2999-01-01T00:00:00Z
+""")
+    return path
+
+
+def test_check_counts_and_names_overrides_that_have_ended(file: Path) -> None:
+    result = run("check", file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
+        f"{file} is valid: limits: 1, rules: 1\nrule 'api': overrides[0] has ended, at 2020-01-01T00:00:00+00:00\n"
+    )
+    document = json.loads(run("check", file, "--json").stdout)
+    assert document == {
+        "version": 1,
+        "problems": [],
+        "limits": 1,
+        "rules": 1,
+        "ended_overrides": [{"rule": "api", "override": 0, "until": "2020-01-01T00:00:00+00:00"}],
+    }
+
+
+def test_check_prints_every_problem(file: Path) -> None:
+    file.write_text(FILE.replace("fixed", "fixd") + "cost = 0\npath = 'a\\u001b[31m'\n")
+    result = run("check", file)
+    assert (result.exit_code, result.stderr) == (1, "")
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{file}:3:13: limits.api.algorithm is none of the algorithms: 'fixd-window'")
+    assert lines[1] == f"{file}:8:8: rules[0].cost is a whole number of at least 1, not 0"
+    document = json.loads(run("check", file, "--json").stdout)
+    assert [(one["line"], one["column"]) for one in document["problems"]] == [(3, 13), (8, 8)]
+    assert document["problems"][1]["message"] == "rules[0].cost is a whole number of at least 1, not 0"
+
+
+def test_escapes_of_a_file_do_not_reach_the_terminal(file: Path) -> None:
+    file.write_text(FILE + '"\\u001b[31m" = 1\n')
+    result = run("check", file)
+    assert result.exit_code == 1
+    assert "\x1b" not in result.stdout
+
+
+def test_file_that_cannot_be_read_is_no_problem_of_its_contents(tmp_path: Path) -> None:
+    for command in (["check"], ["explain"]):
+        result = run(*command, tmp_path / "none.toml", *(["GET /"] if command == ["explain"] else []))
+        assert result.exit_code == 2
+        assert "No such file" in result.stderr
+
+
+def explained(file: Path, *arguments: str) -> Any:
+    result = run("explain", file, *arguments, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert document["version"] == 1
+    (rule,) = document["rules"]
+    return rule
+
+
+def test_explain_has_keys_limits_costs_and_reasons(file: Path) -> None:
+    rule = explained(file, "GET /a?b", "--client", "192.0.2.9")
+    assert rule == {
+        "rule": "api",
+        "applies": True,
+        "reasons": [],
+        "key": ["192.0.2.9"],
+        "cost": 1,
+        "limits": [{"name": "api", "algorithm": "FixedWindow", "allowance": "5 requests per hour"}],
+        "override": "",
+        "until": None,
+        "shadow": False,
+    }
+    # An override that has ended, one that has not, and another path.
+    assert explained(file, "/a", "--client", "192.0.2.1")["limits"] == rule["limits"]
+    exempt = explained(file, "/a", "--client", "192.0.2.2")
+    assert (exempt["override"], exempt["limits"], exempt["until"]) == ("exempt", [], "2999-01-01T00:00:00+00:00")
+    other = explained(file, "/b", "--client", "192.0.2.1")
+    assert (other["applies"], other["reasons"]) == (False, ["the path '/b' does not match /a"])
+
+
+def test_explain_names_each_reason(file: Path) -> None:
+    file.write_text(
+        'tiers = ["pro"]\n'
+        + FILE
+        + 'methods = ["PUT", "POST"]\nheaders = {X-A = "b*", X-C = "*"}\naddress = ["10.0.0.0/8"]\n'
+        + 'except_tier = ["pro"]\n'
+    )
+    result = run("explain", file, "GET /", "--client", "192.0.2.1", "--header", "X-A: c", "--tier", "pro")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
+        "api: not for this request: the method GET is not PUT or POST; the header field X-A is 'c', not 'b*'; "
+        "the header field X-C is missing, and should be '*'; the address 192.0.2.1 is in none of 10.0.0.0/8; "
+        "the rule isn't for the tier 'pro'\n"
+    )
+    headers = ("--header", "X-A: b1", "--header", "x-c: d")
+    result = run("explain", file, "PUT /", "--client", "10.0.0.1", *headers, "--tier", "free")
+    assert result.stdout == "api: applies: key '10.0.0.1', cost 1\n  api: FixedWindow, 5 requests per hour\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no path"], "a REQUEST is such as \"POST /login\", not 'no path'"),
+        (["/", "--header", "X"], "a header is such as 'X-API-Key: secret', not 'X'"),
+        (["/a", "--client", "here"], "--client is an address such as 192.0.2.1, not 'here'"),
+        (["/a"], "the server reports no address of its peer"),
+    ],
+)
+def test_request_that_cannot_be_explained_is_refused(file: Path, arguments: list[str], message: str) -> None:
+    result = run("explain", file, *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_explain_asks_for_a_tier(file: Path) -> None:
+    file.write_text('tiers = ["free", "pro"]\n' + FILE + 'except_tier = ["pro"]\n')
+    result = run("explain", file, "/")
+    assert result.exit_code == 2
+    assert "give --tier, one of free, pro" in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_explain_of_a_wrong_file_is_its_problems(file: Path) -> None:
+    file.write_text("version = 2\n")
+    result = run("explain", file, "/")
+    assert result.exit_code == 1
+    assert f"{file}:1:11: version is 1" in result.stderr
+
+
+# The schema
+
+
+def test_schema_of_the_docs_is_the_commands() -> None:
+    result = run("schema")
+    assert result.exit_code == 0
+    assert result.stdout == (ROOT / "docs/rules.schema.json").read_text(), (
+        "forebay rules schema > docs/rules.schema.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "is_valid"),
+    [
+        (("", ""), True),
+        (('"api"]', '"api"]\ncharge_on = [401, "500-599"]\npath = ["/a"]\nkey = "user | address"'), True),
+        (("5/hour", "5/fortnight"), None),  # text is text to a schema
+        (("version = 1", "version = 2"), False),
+        (("fixed-window", "fixd-window"), False),
+        (("rate", "raet"), False),
+        (('"api"]', '"api"]\ncost = 0'), False),
+        (('"api"]', '"api"]\npriority = 1'), False),
+        (('["api"]', "[]"), False),
+    ],
+)
+def test_schema_accepts_what_the_loader_accepts(change: tuple[str, str], is_valid: bool | None) -> None:
+    text = FILE.replace(*change) if change[0] else FILE
+    schema = json.loads((ROOT / "docs/rules.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    found = list(jsonschema.Draft202012Validator(schema).iter_errors(tomllib.loads(text)))
+    assert bool(found) is (is_valid is False)
+    assert bool(problems(text)) is (is_valid is not True)
