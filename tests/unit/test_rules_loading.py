@@ -171,6 +171,19 @@ def test_client_without_an_address_is_in_no_network(site: Callable[..., Site], w
     assert statuses(limited, 4, client=None) == (FREE if word == "address" else LIMITED)
 
 
+@pytest.mark.parametrize("word", ["address", "except_address"])
+def test_unknown_client_is_in_no_network(site: Callable[..., Site], word: str) -> None:
+    """The server reports no address, and the file trusts no field."""
+    limited = site(f'{word} = ["0.0.0.0/0", "::/0"]\nkey = "everyone"')
+    assert statuses(limited, 4, client=None) == (FREE if word == "address" else LIMITED)
+
+
+def test_unknown_client_has_no_override(site: Callable[..., Site], caplog: pytest.LogCaptureFixture) -> None:
+    with time_machine.travel("2026-11-30T23:59:00Z", tick=False):
+        answer = site(OVERRIDES % "exempt = true").request(client=None)
+    assert (answer.status, answer["content-type"]) == (500, "application/problem+json")
+
+
 def test_proxies_of_the_file_name_the_client(site: Callable[..., Site]) -> None:
     proxied = '[client]\ntrusted_proxies = ["10.0.0.0/8"]\nheader = "X-Forwarded-For"\n'
     head = HEAD.replace("[limits", proxied + "[limits")

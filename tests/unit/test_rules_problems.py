@@ -302,6 +302,12 @@ def override(body: str) -> str:
             "14:7: rules[0].overrides[1].key: another override of the rule has this key: leave one out",
         ),
         (
+            FILE.replace("[limits.api]", '[limits."api denied"]').replace('["api"]', '["api denied"]')
+            + '[[rules.overrides]]\nkey = {address = "192.0.2.1"}\ndeny = true\n'
+            + LATER,
+            "6:8: rules[0].name: the limit 'api denied' has the name of this rule's denials: rename it",
+        ),
+        (
             override('key = {address = "192.0.2.1"}\nlimits = ["apo"]\n' + LATER),
             "10:11: rules[0].overrides[0].limits[0]: there is no limit 'apo': did you mean 'api'? allowed: api",
         ),

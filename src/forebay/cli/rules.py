@@ -110,8 +110,8 @@ def explain_command(
         sys.exit(2)
     if as_json:
         rules = [{**dataclasses.asdict(one), "until": one.until and one.until.isoformat()} for one in explained]
-        told = {"method": asked.method, "path": asked.path, "client": client}
-        print(json.dumps({"version": VERSION, "request": told, "rules": rules}, indent=1))
+        shown = {"method": asked.method, "path": asked.path, "client": client}
+        print(json.dumps({"version": VERSION, "request": shown, "rules": rules}, indent=1))
     else:
         _print(explained, console)
 

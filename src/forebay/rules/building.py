@@ -195,8 +195,13 @@ class _Builder:
 
     def _denying(self, spec: FileRule, options: Mapping[str, Any], path: Path) -> list[Rule]:
         """A rule that denies every request that it is for: each costs more than its limit, so it has no state."""
+        name = f"{spec.name} denied"
+        if name in self._names:
+            self._refuse(
+                (*path, "name"), f"the limit {short_repr(name)} has the name of this rule's denials: rename it"
+            )
         try:
-            limiter: Any = TokenBucket(self._store, f"{spec.name} denied", "1/day")
+            limiter: Any = TokenBucket(self._store, name, "1/day")
         except (ForebayError, ValueError) as error:
             self._refuse((*path, "name"), error)
             return []

@@ -9,6 +9,7 @@ from typing import Final, Protocol, TypeAlias
 
 from forebay.errors import short_repr
 from forebay.web import ClientAddress, Request
+from forebay.web.client import UnknownPeer
 
 __all__ = ["AddressCondition", "Condition", "HeaderCondition", "Network", "TierCondition", "network_of", "none_outside"]
 
@@ -70,11 +71,18 @@ class AddressCondition:
         self._contains: Callable[[str], bool] = lru_cache(MOST_REMEMBERED)(self._is_within)
 
     def holds(self, request: Request) -> bool:
-        return self._contains(self._client(request)) is self._is_inside
+        return self._contains(self._address_of(request)) is self._is_inside
 
     def why_not(self, request: Request) -> str:
         where = "in none of" if self._is_inside else "in one of"
-        return f"the address {self._client(request)} is {where} {', '.join(map(str, self._networks))}"
+        address = self._address_of(request) or "of the client is unknown, so it"
+        return f"the address {address} is {where} {', '.join(map(str, self._networks))}"
+
+    def _address_of(self, request: Request) -> str:
+        try:
+            return str(self._client(request))
+        except UnknownPeer:
+            return ""
 
     def _is_within(self, address: str) -> bool:
         return is_within(address, self._networks)

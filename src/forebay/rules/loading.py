@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -75,8 +76,10 @@ def load_rules(
     try:
         built = build(spec, document, store, functions, problems)
     except BaseException:
-        if is_own:
-            store.close()
+        closing = store.close() if is_own else None
+        if inspect.iscoroutine(closing):
+            # There is no connection yet.
+            closing.close()
         raise
     return [rule for one in built for rules in one.rules.values() for rule in rules]
 

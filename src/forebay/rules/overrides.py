@@ -13,6 +13,7 @@ from forebay.rules.keys import RuleKey
 from forebay.rules.model import FileRule, Override
 from forebay.web import Answer, Denial, Request
 from forebay.web.answers import quota_exceeded, retry_after
+from forebay.web.client import UnknownPeer
 
 __all__ = [
     "DENIED",
@@ -43,7 +44,11 @@ class Overrides:
         """The override of the request's key, unless its time is over. O(1)."""
         if not self._by_key:
             return None
-        key = self._key(request)
+        try:
+            key = self._key(request)
+        except UnknownPeer:
+            # The rule answers it.
+            return None
         override = self._by_key.get(key)
         return override if override is not None and time.time() < self._until_s[key] else None
 
