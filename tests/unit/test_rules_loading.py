@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from web_requests import CLIENT, Kind, Site, asgi_scope, wsgi_environ
 from forebay import InvalidLimiter, InvalidRuleFile, Store
 from forebay.rules import load_rules
 from forebay.testing import ManualClock, private_stores
-from forebay.web import Request
+from forebay.web import Gate, Request
 from forebay.web.native_requests import ASGIRequest, WSGIRequest
 
 HEAD = """version = 1
@@ -406,7 +409,29 @@ def test_override_holds_for_its_key_until_its_time(
         assert statuses(limited, 4, client="2001:db8::7") == LIMITED
 
 
-def test_denied_key_is_told_until_when(site: Callable[..., Site], store: Store) -> None:
+@pytest.mark.parametrize("effect", ['limits = ["more"]', "deny = true"])
+def test_no_request_is_without_a_limit_when_an_override_ends(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, effect: str
+) -> None:
+    """The clock passes the end after each number of readings."""
+    text = f"""{MORE}[[rules]]
+name = "one"
+limits = ["api"]
+{OVERRIDES % effect}
+[[rules]]
+name = "other"
+limits = ["more"]
+path = "/other"
+"""
+    gate = Gate(load(text))
+    end_s = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+    for readings_before in range(4):
+        readings = iter([end_s - 1] * readings_before + [end_s + 1] * 9)
+        monkeypatch.setattr(time, "time", functools.partial(next, readings))
+        assert gate.enter(ASGIRequest(asgi_scope("/"))) is not None
+
+
+def test_denial_says_until_when(site: Callable[..., Site], store: Store) -> None:
     with time_machine.travel("2026-11-30T23:59:00Z", tick=False):
         plain = site(OVERRIDES % "deny = true").request()
         assert (plain.status, plain["retry-after"]) == (403, "60")

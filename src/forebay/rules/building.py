@@ -138,8 +138,8 @@ class _Builder:
 
     def _make_limiter(self, name: str, limit: Limit) -> None:
         options = _given(limit)
-        if self._is_check and "keys" in options:
-            options["keys"] = 1
+        if self._is_check and hasattr(limit, "keys"):
+            options["keys"] = 1  # they take memory
         path: Path = ("limits", name)
         try:
             self._limiters[name] = _KINDS[type(limit)](self._store, name, **options)
@@ -174,12 +174,12 @@ class _Builder:
             return None
         options["key"] = key_function(key, texts, self._client)
         rules: dict[Effect, Sequence[Rule]] = {}
-        is_free = conditions or spec.overrides
-        for effect, limiters in groups.items():
-            exempt = Unless(conditions, overrides, effect) if is_free else None
-            rules[effect] = self._made(limiters, {**options, "exempt": exempt}, path)
         if any(override.deny for override in spec.overrides):
             rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY)}, path)
+        # The rule's own limits come last: if an override ends between these decisions, both hold and not none.
+        for effect, limiters in reversed(groups.items()):
+            exempt = Unless(conditions, overrides, effect) if conditions or spec.overrides else None
+            rules[effect] = self._made(limiters, {**options, "exempt": exempt}, path)
         # The conditions of tiers are the rule's own tiers; these explain them.
         lifted = frozenset(options["tiers"] or ())
         if lifted and self._functions.tier is not None:

@@ -22,8 +22,6 @@ __all__ = ["BROKEN", "MOST_BYTES", "read_document", "read_rule_file"]
 
 MOST_BYTES: Final = 2**20
 """YAML takes a second for so many."""
-MOST: Final = 2**62
-"""The greatest whole number of a file; limits have smaller ones."""
 
 BROKEN: Final = FileRule(name="", limits=[])
 
@@ -61,7 +59,11 @@ def read_rule_file(document: Document, problems: Problems) -> RuleFile:
     """
     _Checker(document, problems).check(document.data, inspect.type_info(RuleFile), ())
     if not problems.count:
-        return msgspec.convert(document.data, RuleFile)
+        try:
+            return msgspec.convert(document.data, RuleFile)
+        except msgspec.ValidationError as error:
+            # A limit of msgspec's own, such as one of numbers.
+            problems.add(Place(1, 1), str(error))
     data = document.data if isinstance(document.data, dict) else {}
     limits = data.get("limits")
     rules = data.get("rules")
@@ -209,7 +211,7 @@ def _is_scalar(value: Any, kind: Any) -> bool:
     if isinstance(kind, inspect.StrType):
         return isinstance(value, str) and len(value) >= (kind.min_length or 0) and _fits(value, kind.pattern)
     if isinstance(kind, inspect.IntType):
-        return type(value) is int and (kind.ge or 0) <= value <= (kind.le or MOST)
+        return type(value) is int and (kind.ge or 0) <= value <= (kind.le or value)
     if isinstance(kind, inspect.LiteralType):
         return type(value) in (str, int) and value in kind.values
     if isinstance(kind, inspect.DateTimeType):
