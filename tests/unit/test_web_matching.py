@@ -5,14 +5,18 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from web_requests import asgi_scope
 
 from forebay import FixedWindow, Store
 from forebay.testing import ManualClock
 from forebay.web import Gate, Passage, Rule, gate
-from forebay.web.native_requests import ASGIRequest
+from forebay.web.native_requests import ASGIRequest, readings
+from forebay.web.patterns import PatternSet, RequestPattern
 
 
 @pytest.fixture
@@ -64,3 +68,40 @@ def test_paths_that_clients_choose_take_no_memory(
     finally:
         tracemalloc.stop()
     assert kept < 100_000
+
+
+PATTERNS = [None, "/a", "/a/*", "/{x}/b", "/a*", "/*/c", "/A", ["/b", "/c/{x:path}"], "/log_in", "/a.b", "/"]
+PATHS = [
+    "/",
+    "/a",
+    "/A",
+    "/a/b",
+    "/a/b/",
+    "/b",
+    "/c/d/e",
+    "/log-in",
+    "/axb",
+    "/a\n",
+    "",
+    "/x/../a",
+    "//a",
+    "/%61",
+    "/c",
+]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(PATTERNS), st.sampled_from([(), "GET", "POST", ("PUT", "GET")]), st.booleans()),
+        max_size=8,
+    ),
+    st.sampled_from(PATHS),
+    st.sampled_from([("GET",), ("POST",), ("HEAD",), ("GET", "PUT"), ("DELETE",)]),
+)
+def test_patterns_together_match_as_each_alone(
+    given_patterns: list[tuple[Any, Any, bool]], path: str, methods: tuple[str, ...]
+) -> None:
+    patterns = [RequestPattern.of(*one) for one in given_patterns]
+    paths = readings(path)
+    alone = [number for number, one in enumerate(patterns) if one.matches(methods, paths)]
+    assert PatternSet(patterns).matching(methods, paths) == alone

@@ -18,7 +18,7 @@ from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
 from forebay.web.header_fields import checked_styles
 from forebay.web.options import OnDenied, checked_on_denied, is_enabled
-from forebay.web.patterns import UnseenPaths
+from forebay.web.patterns import PatternSet, UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, check_event_loop, kind_of, with_tiers
@@ -116,6 +116,7 @@ class Gate:
         keys = [rule.key or self.client for rule in self.rules]
         warn_if_clients_have_no_address([*keys, self.client] if self._denies else keys)
         self._always, self._conditional = self._choices()
+        self._patterns = PatternSet(rule.where for rule, _, _ in self._conditional)
         self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Choice]] = {}
         self._awaited_first = [
             (rule, function)
@@ -212,7 +213,7 @@ class Gate:
         """The conditional rules that are for these methods and paths; remembered, as a match of each takes long."""
         found = self._remembered.get((methods, paths))
         if found is None:
-            found = [one for one in self._conditional if one[0].where.matches(methods, paths)]
+            found = [self._conditional[number] for number in self._patterns.matching(methods, paths)]
             # Clients choose the paths.
             if sum(map(len, (*methods, *paths))) <= LONGEST_REMEMBERED:
                 if len(self._remembered) >= MOST_REMEMBERED:
