@@ -77,7 +77,7 @@ def file_of(given_rules: list[dict[str, Any]]) -> str:
     """JSON's values are values of TOML, too, except tables."""
     lines = ["version = 1"]
     if any(rule["except_tier"] for rule in given_rules):
-        lines.append('tiers = ["pro"]')
+        lines.append('tiers = ["pro", "free"]')
     for number, rule in enumerate(given_rules):
         lines += [f"[limits.l{number}]", f'algorithm = "{rule["algorithm"]}"', f'rate = "{rule["rate"]}"']
     for number, rule in enumerate(given_rules):
@@ -117,7 +117,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rules") / "limits.toml"
 
 
-@examples(50)
+@examples(30)
 @given(
     given_rules=st.lists(rules(), min_size=1, max_size=4),
     asked=st.lists(requests, min_size=5, max_size=20),
@@ -141,7 +141,7 @@ def test_loaded_rules_decide_as_rules_by_hand(
         assert counts[0] == counts[1]
 
 
-@examples(50)
+@examples(30)
 @given(given_rules=st.lists(rules(), min_size=1, max_size=4), asked=st.lists(requests, min_size=5, max_size=20))
 def test_explanation_names_the_limits_that_are_charged(
     path: Path, given_rules: list[dict[str, Any]], asked: list[dict[str, Any]]
@@ -219,7 +219,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return data
 
 
-@examples(300)
+@examples(100)
 @given(data=st.one_of(st.binary(max_size=50), mutated()), name=st.sampled_from(["a.toml", "a.yaml", "a.json"]))
 @example(data=b"a: " + b"[" * 2000, name="a.yaml")
 @example(data=b"a = " + b"[" * 2000, name="a.toml")
@@ -276,7 +276,7 @@ def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from paths_of(inner, (*path, word))
 
 
-@examples(300)
+@examples(100)
 @given(st.lists(lines, max_size=6).map("\n".join), st.booleans())
 @example("[[a]]\n[[a.b]]\nc=1\n[[a.b]]\n[a.b.d]\n[[a]]\n[a.b]\ne.f = [[], [{g = 1}]]", False)
 def test_every_value_of_toml_has_its_place(text: str, has_returns: bool) -> None:

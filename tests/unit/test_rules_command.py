@@ -111,7 +111,7 @@ def test_explain_has_keys_limits_costs_and_reasons(file: Path) -> None:
 
 def test_explain_names_each_reason(file: Path) -> None:
     file.write_text(
-        'tiers = ["pro"]\n'
+        'tiers = ["pro", "free"]\n'
         + FILE
         + 'methods = ["PUT", "POST"]\nheaders = {X-A = "b*", X-C = "*"}\naddress = ["10.0.0.0/8"]\n'
         + 'except_tier = ["pro"]\n'

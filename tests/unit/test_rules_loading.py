@@ -233,9 +233,9 @@ def test_tier_may_be_awaited_under_asgi(load: Callable[..., Any]) -> None:
     async def tier(request: Request) -> str:
         return plan(request)
 
-    text = TIERS + '[[rules]]\nname = "one"\nlimits = ["api"]\nexcept_tier = ["pro", "free", "internal"]\n'
+    text = TIERS + '[[rules]]\nname = "one"\nlimits = ["api"]\nexcept_tier = ["free", "internal"]\n'
     limited = Site("asgi", load(text, tier=tier))
-    assert statuses(limited, 4, fields=[("X-Plan", "gold")]) == LIMITED
+    assert statuses(limited, 4, fields=[("X-Plan", "pro")]) == LIMITED
     assert statuses(limited, 4) == FREE
 
 

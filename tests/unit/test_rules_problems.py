@@ -206,6 +206,10 @@ def override(body: str) -> str:
             "10:15: rules[0].except_tier: give tier or except_tier: the rule is for the first, or for all others",
         ),
         (
+            'tiers = ["free", "pro"]\n' + rule('except_tier = ["pro", "free"]'),
+            "9:15: rules[0].except_tier: every tier is excepted, so the rule would match no request",
+        ),
+        (
             rule('key = "adress"'),
             "8:7: rules[0].key: 'adress' is no part of a key: did you mean 'address'? allowed: address, "
             "constant:TEXT, everyone, header:NAME, path:NAME, tier, user",
@@ -320,6 +324,7 @@ def override(body: str) -> str:
             "10:7: rules[0].overrides[0].key: it names one of user, address, as the rule's key does",
         ),
         # Syntax
+        (FILE + "[limits.api]\n", "8:12: Cannot declare ('limits', 'api') twice"),
         ("version = \n", "1:11: Invalid value"),
         (b"version = 1\n# caf\xe9".decode("latin-1").encode("latin-1"), "2:6: the byte 0xe9 isn't UTF-8"),
         ("a = " + "[" * 5000, "1:1: its lists and tables are nested too deeply"),

@@ -282,6 +282,8 @@ class _Builder:
             if name not in known:
                 reason = f"tiers has no {short_repr(name)}: {did_you_mean(name, known)}"
                 self._refuse((*path, word, number), reason)
+        if known and spec.except_tier and not set(known) - set(spec.except_tier):
+            self._refuse((*path, word), "every tier is excepted, so the rule would match no request")
         if self._functions.tier is None:
             self._refuse((*path, word), "load_rules got no function that returns a request's tier: write tier=")
             return None, None
