@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from forebay.extras import Needs
-from forebay.rules.places import Document, InvalidSyntax, Path, Place
+from forebay.rules.places import Document, InvalidSyntax, Path, Place, at
 
 with Needs("rules", __name__):
     import yaml
@@ -37,9 +37,9 @@ def read_yaml(text: str) -> Document:
         mark = error.problem_mark or error.context_mark
         raise InvalidSyntax(_place(mark) if mark else Place(1, 1), error.problem or "it can't be read") from None
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        place = Place(before.count("\n") + 1, error.position - before.rfind("\n"))
-        raise InvalidSyntax(place, f"the character {chr(error.character)!r} isn't allowed in YAML") from None
+        raise InvalidSyntax(
+            at(text, error.position), f"the character {chr(error.character)!r} isn't allowed in YAML"
+        ) from None
     if node is None:
         return Document({})
     words: dict[Path, Place] = {}
