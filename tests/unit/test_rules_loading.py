@@ -159,8 +159,11 @@ def test_long_header_takes_no_long_time(site: Callable[..., Site]) -> None:
 
 
 def test_addresses_are_in_networks(site: Callable[..., Site]) -> None:
-    limited = site('address = ["10.0.0.0/8", "2001:db8::/32"]\nexcept_address = ["10.1.0.0/16"]\nkey = "everyone"')
-    for other in ("10.1.2.3", "11.0.0.1", "2001:db9::1", "::ffff:10.1.0.1"):
+    limited = site(
+        'address = ["10.0.0.0/8", "2001:db8::/32", "192.0.2.9"]\n'
+        'except_address = ["10.1.0.0/16", "2001:db8::8"]\nkey = "everyone"'
+    )
+    for other in ("10.1.2.3", "11.0.0.1", "2001:db9::1", "::ffff:10.1.0.1", "192.0.2.8", "2001:db8::8"):
         assert statuses(limited, 4, client=other) == FREE, other
     inside = ["10.2.0.1", "2001:db8::1", "::ffff:10.2.0.2", "10.255.255.255"]
     assert [limited.request(client=one).status for one in inside] == LIMITED
@@ -169,7 +172,7 @@ def test_addresses_are_in_networks(site: Callable[..., Site]) -> None:
 @pytest.mark.parametrize("word", ["address", "except_address"])
 def test_client_without_an_address_is_in_no_network(site: Callable[..., Site], word: str) -> None:
     proxied = '[client]\ntrusted_proxies = ["unix"]\nheader = "X-Forwarded-For"\n'
-    limited = site(f'{word} = ["0.0.0.0/0", "::/0"]', head=HEAD.replace("[limits", proxied + "[limits"))
+    limited = site(f'{word} = ["0.0.0.0/1", "128.0.0.0/1"]', head=HEAD.replace("[limits", proxied + "[limits"))
     # An allow list never has it.
     assert statuses(limited, 4, client=None) == (FREE if word == "address" else LIMITED)
 
@@ -177,7 +180,7 @@ def test_client_without_an_address_is_in_no_network(site: Callable[..., Site], w
 @pytest.mark.parametrize("word", ["address", "except_address"])
 def test_unknown_client_is_in_no_network(site: Callable[..., Site], word: str) -> None:
     """The server reports no address, and the file trusts no field."""
-    limited = site(f'{word} = ["0.0.0.0/0", "::/0"]\nkey = "everyone"')
+    limited = site(f'{word} = ["0.0.0.0/1", "128.0.0.0/1"]\nkey = "everyone"')
     assert statuses(limited, 4, client=None) == (FREE if word == "address" else LIMITED)
 
 
@@ -197,6 +200,15 @@ def test_proxies_of_the_file_name_the_client(site: Callable[..., Site]) -> None:
     assert statuses(limited, 4, client="10.0.0.1", fields=[("X-Forwarded-For", "192.0.2.7")]) == FREE
     # The client's own claim doesn't count.
     assert statuses(limited, 4, client="203.0.113.1", fields=[("X-Forwarded-For", "192.0.2.7")]) == LIMITED
+
+
+def test_proxy_that_names_no_client_is_in_no_network(site: Callable[..., Site]) -> None:
+    """Otherwise its own address would exempt every client that it doesn't name."""
+    proxied = '[client]\ntrusted_proxies = ["10.0.0.0/8"]\nheader = "X-Forwarded-For"\n'
+    limited = site('except_address = ["10.0.0.0/8"]', head=HEAD.replace("[limits", proxied + "[limits"))
+    assert statuses(limited, 4, client="10.0.0.1") == LIMITED
+    inside = [("X-Forwarded-For", "10.5.5.5")]
+    assert statuses(limited, 4, client="10.0.0.1", fields=inside) == FREE
 
 
 def plan(request: Request) -> str:

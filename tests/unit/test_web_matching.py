@@ -47,7 +47,7 @@ def test_choice_is_that_of_each_rule(store: Store, monkeypatch: pytest.MonkeyPat
             names = [
                 rule.limiter.name
                 for rule in rules
-                if rule.where.matches(request.methods, request.paths) and not rule.exempts(request)
+                if rule.where.matches(request.methods, request.paths) and not rule.exempts(request, limited.client)
             ]
             found = policies(limited.enter(request))
             assert [name for name in ("a", "ab", "b") if f'"{name}"' in found] == names

@@ -313,7 +313,7 @@ class _Builder:
         networks = []
         for number, text in enumerate(texts):
             try:
-                networks.append(network_of(text, self._client))
+                networks.append(network_of(text))
             except ValueError as error:
                 self._refuse((*path, number), error)
         return networks

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Network, IPv6Network
+from typing import Protocol, TypeAlias
 
 from forebay.errors import short_repr
-from forebay.web import ClientAddress, Request
-from forebay.web.client import UnknownPeer
+from forebay.web import AddressList, ClientAddress, Request
+from forebay.web.addresses import as_network
 
 __all__ = ["AddressCondition", "Condition", "HeaderCondition", "Network", "TierCondition", "network_of", "none_outside"]
 
 Network: TypeAlias = IPv4Network | IPv6Network
-MOST_REMEMBERED: Final = 4096
 
 
 class Condition(Protocol):
@@ -62,62 +60,39 @@ def _is_like(value: str, parts: Sequence[str]) -> bool:
 
 
 class AddressCondition:
-    """The client's address is in one of these networks, or with `is_inside` False in none."""
+    """The client's whole address is in one of these networks, or with `is_inside` False in none.
 
-    def __init__(self, client: ClientAddress, networks: Iterable[Network], *, is_inside: bool) -> None:
+    An unknown address is in none: the server reports none, or a trusted proxy names no client.
+    """
+
+    def __init__(self, client: ClientAddress, networks: Sequence[Network], *, is_inside: bool) -> None:
         self._client, self._is_inside = client, is_inside
-        self._networks = tuple(networks)
-        # Parsing an address takes longer than a decision.
-        self._contains: Callable[[str], bool] = lru_cache(MOST_REMEMBERED)(self._is_within)
+        self._texts = [str(network) for network in networks]
+        self._networks = AddressList(self._texts)
 
     def holds(self, request: Request) -> bool:
-        return self._contains(self._address_of(request)) is self._is_inside
+        return (self._client.address_of(request) in self._networks) is self._is_inside
 
     def why_not(self, request: Request) -> str:
         where = "in none of" if self._is_inside else "in one of"
-        address = self._address_of(request) or "of the client is unknown, so it"
-        return f"the address {address} is {where} {', '.join(map(str, self._networks))}"
-
-    def _address_of(self, request: Request) -> str:
-        try:
-            return str(self._client(request))
-        except UnknownPeer:
-            return ""
-
-    def _is_within(self, address: str) -> bool:
-        return is_within(address, self._networks)
+        address = self._client.address_of(request) or "of the client is unknown, so it"
+        return f"the address {address} is {where} {', '.join(self._texts)}"
 
 
-def is_within(address: str, networks: Iterable[Network]) -> bool:
-    """Whether one of the networks has the address, or network, that a ``ClientAddress`` returned.
-
-    False for a client without an address, such as one behind a Unix socket.
-    """
-    try:
-        found = ip_network(address)
-    except ValueError:
-        return False
-    # subnet_of() takes two of one version.
-    return any(found.version == one.version and found.subnet_of(one) for one in networks)  # type: ignore[arg-type]
-
-
-def network_of(text: str, client: ClientAddress) -> Network:
-    """Raises ``ValueError``, also for a network that is smaller than what `client` distinguishes."""
-    try:
-        network = ip_network(text)
-    except ValueError as error:
-        raise ValueError(f"{short_repr(text)} is no address or network such as 10.0.0.0/8: {error}") from None
-    if network.version == 6 and network.network_address.ipv4_mapped is not None:
-        raise ValueError(f"{text} has addresses of IPv4 in IPv6, which count as IPv4: write the network of IPv4")
-    one_client = ip_network(client.key_of(str(network.network_address), None))
-    if network.prefixlen > one_client.prefixlen:
-        raise ValueError(f"{text} is smaller than {one_client}, whose addresses count as one client: write that")
-    return network
+def network_of(text: str) -> Network:
+    """Raises ``ValueError``."""
+    if "%" in text:
+        raise ValueError(f"{short_repr(text)} has a zone, which no client's address has: leave it out")
+    return as_network(text, 'an address or a network is such as "10.0.0.0/8"', ": leave it out")
 
 
 def none_outside(networks: Sequence[Network], excepted: Sequence[Network]) -> bool:
     """Whether each of `networks` is within one of `excepted`."""
-    return all(is_within(str(network), excepted) for network in networks)
+    # subnet_of() takes two of one version.
+    return all(
+        any(one.version == other.version and one.subnet_of(other) for other in excepted)  # type: ignore[arg-type]
+        for one in networks
+    )
 
 
 class TierCondition:
