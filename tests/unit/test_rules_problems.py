@@ -449,3 +449,12 @@ def test_a_wrong_file_makes_nothing_in_the_store(tmp_path: Path) -> None:
 def test_numbers_of_thousands_of_digits_are_refused() -> None:
     (found,) = problems("a = " + "9" * (sys.get_int_max_str_digits() + 1))
     assert found.startswith("1:1: a value can't be read: Exceeds the limit")
+
+
+def test_message_lists_few_of_many_limits() -> None:
+    limits = "".join(f'[limits.l{n:02}]\nalgorithm = "min-interval"\ninterval = "1s"\n' for n in range(40))
+    names = ", ".join(f'"l{n:02}"' for n in range(40))
+    (found,) = problems(f'version = 1\n{limits}[[rules]]\nname = "one"\nlimits = [{names}, "other"]\n')
+    assert found.endswith(
+        "there is no limit 'other': allowed: " + ", ".join(f"l{n:02}" for n in range(30)) + " and 10 more"
+    )

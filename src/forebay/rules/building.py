@@ -1,4 +1,4 @@
-"""From the structs of a rule file to the rules of the middlewares. What is ambiguous is refused here."""
+"""From the structs of a rule file to the rules of the middlewares. Ambiguous rules are refused here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules of a file do with one request, and why."""
+"""Explains the effect of the rules of a file on one request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What one rule does with a request."""
+    """The effect of one rule on a request."""
 
     rule: str
     applies: bool

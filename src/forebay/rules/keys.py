@@ -30,7 +30,7 @@ WORDS: Final = ("address", "constant:TEXT", "everyone", "header:NAME", "path:NAM
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """What the application knows of a request. None: it gave no function."""
+    """The functions that the application gave to `load_rules`, or None."""
 
     tier: Callable[[Request], str] | None = None
     user: Callable[[Request], str | None] | None = None
@@ -38,7 +38,7 @@ class Functions:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the parts of a rule's key are made from."""
+    """The sources of the parts of a rule's key."""
 
     client: ClientAddress
     functions: Functions

@@ -45,7 +45,7 @@ def load_rules(
 
     Raises ``InvalidRuleFile`` with every problem of the file and its place, ``OSError`` if it can't be read,
     ``InvalidLimiter`` for other arguments that can't be used, and what the store raises. Nothing is made in the store
-    unless the file is valid. Not thread-safe; the rules are. O(size of the file).
+    unless the file is valid. *Threads*: safe, and so are the rules. *Fork*: as the store. O(size of the file).
     """
     for what, function in (("tier", tier), ("user", user)):
         if function is not None:

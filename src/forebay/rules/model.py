@@ -147,7 +147,7 @@ class ClientPart(_Part):
 
 
 class Response(_Part):
-    """What a denied request gets instead of the problem report."""
+    """Sent to a denied request instead of the problem report."""
 
     status: Annotated[int, Meta(ge=200, le=599, description="a status such as 429")] | UnsetType = UNSET
     body: Annotated[str, Meta(description="text")] | UnsetType = UNSET

@@ -54,7 +54,7 @@ class Overrides:
 
 
 def effect_of(override: Override | None) -> Effect:
-    """What holds instead of the rule's limits; None: they hold."""
+    """The effect of an override on the request of its key; None: the rule's own limits hold."""
     if override is None:
         return None
     return DENY if override.deny else tuple(override.limits or ())

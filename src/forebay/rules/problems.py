@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
 
 from forebay.errors import InvalidRuleFile, RuleFileProblem
 from forebay.rules.places import Place
 
 __all__ = ["Problems", "allowed", "did_you_mean", "near_match"]
+
+SHOWN: Final = 30
+"""The most names that a message lists."""
 
 
 class Problems:
@@ -47,4 +51,6 @@ def near_match(word: object, known: Iterable[object]) -> str:
 
 
 def allowed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
+    listed = sorted(names)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return (", ".join(listed[:SHOWN]) or "none") + more
