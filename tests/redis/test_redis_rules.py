@@ -14,7 +14,7 @@ from web_requests import Answered, Site, Wire, asgi_scope
 
 import forebay
 from forebay import InvalidRuleFile, Store
-from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
+from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
 from forebay.rules import load_rules
 
 FILE = """version = 1
@@ -47,7 +47,7 @@ shadow = true
 Ask = Callable[..., Answered]
 
 
-@pytest.fixture(params=["RedisStore", "AsyncRedisStore", "LeasedStore", "AsyncLeasedStore"])
+@pytest.fixture(params=["RedisStore", "AsyncRedisStore", "LeasedStore", "AsyncLeasedStore", "SyncedStore"])
 def ask(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> Iterator[Ask]:
     """Makes a request to an application with the rules."""
     file = tmp_path / "limits.toml"
@@ -57,8 +57,11 @@ def ask(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> 
     store: Any = redis_store
     host = Store.private(keys=1000)
     text = FILE
-    if "Leased" in request.param:
+    if request.param == "SyncedStore":
+        store = SyncedStore(redis_store, host, keys=100, owns_stores=True)
+    elif "Leased" in request.param:
         store = (AsyncLeasedStore if is_async else LeasedStore)(redis_store, host, owns_stores=True)
+    if store is not redis_store:
         text = text.replace('[limits.held]\nalgorithm = "concurrency"\nlimit = 1\n', "")
     else:
         text += HELD
