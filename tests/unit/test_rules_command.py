@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 from rule_files import FILE, problems
 
-from forebay.cli.commands import forebay
+from forebay.cli.rules import command
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(forebay, ["rules", *map(str, arguments)], env={"COLUMNS": "80"})
+    return CliRunner().invoke(command, list(map(str, arguments)), env={"COLUMNS": "80"})
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_escapes_of_a_file_do_not_reach_the_terminal(file: Path) -> None:
 
 
 def test_file_that_cannot_be_read_is_no_problem_of_its_contents(tmp_path: Path) -> None:
-    for command in (["check"], ["explain"]):
-        result = run(*command, tmp_path / "none.toml", *(["GET /"] if command == ["explain"] else []))
+    file = tmp_path / "none.toml"
+    for result in (run("check", file), run("explain", file, "GET /")):
         assert result.exit_code == 2
         assert "No such file" in result.stderr
 
