@@ -141,6 +141,7 @@ def test_application_of_the_rules_page_has_its_limits(
             return [http.request(method, path).status_code for _ in range(count)]
 
     assert statuses("GET", "/api/x", "192.0.2.1", 21) == [200] * 20 + [429]
+    assert statuses("GET", "/api/x", "192.0.2.1", 1, **{"X-API-Key": "made up"}) == [429]
     assert statuses("GET", "/api/x", "192.0.2.1", 21, **{"X-API-Key": "secret-of-ada"}) == [200] * 21
     assert statuses("GET", "/api/x", "192.0.2.1", 21, **{"X-API-Key": "secret-of-ci"}) == [200] * 21
     assert statuses("POST", "/login", "192.0.2.1", 9) == [200] * 9  # no status of charge_on
