@@ -35,6 +35,9 @@ def test_bucketed_window_refuses_invalid_numbers_of_keys(store: Store, keys: Any
 def test_bytes_needed_counts_buckets_and_keys() -> None:
     assert BucketedWindow.bytes_needed(60, keys=1000) >= 1000 * 60 * 8
     assert BucketedWindow.bytes_needed(60, keys=1000) < 2 * 1000 * (60 * 8 + 16)
+    for buckets in (0, -1, True, 1.5, 2**16 + 1):
+        with pytest.raises(InvalidLimiter, match="whole number from 1 to 2"):
+            BucketedWindow.bytes_needed(buckets)  # type: ignore[arg-type]
 
 
 def test_bucket_length_is_rounded_up_to_the_nanosecond(store: Store, clock: ManualClock) -> None:

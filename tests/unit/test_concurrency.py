@@ -257,6 +257,9 @@ def test_bytes_needed_counts_slots_and_keys(store: Store) -> None:
     assert 3 * 1000 * 16 <= needed < 4 * 1000 * 16
     assert Concurrency(store, "c", 1000, keys=3).keys == 3
     assert Concurrency(store, "d", 1000).keys >= 64
+    for limit in (0, -1, True, 1.5, 2**24 + 1):
+        with pytest.raises(InvalidLimiter, match="whole number from 1 to 2"):
+            Concurrency.bytes_needed(limit)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservable, Reservation
 from forebay.core.stores import Combinable, Joinable
 from forebay.core.table.keys import Key
-from forebay.errors import InvalidKey, LimitExceeded
+from forebay.errors import LimitExceeded
 from forebay.holding import Limited
 from forebay.rate import Duration
 from forebay.store import Store
@@ -21,8 +21,6 @@ def reserve_each(limits: AllOf, key: _Keys, cost: _Costs) -> tuple[Reservation, 
 
 def binding(decisions: Iterable[Decision]) -> Decision:
     """The decision of the limit that bound a request, by those of all its limits: as ``AllOf.hit`` returns it."""
-
-def ambiguous_key(key: tuple[Any, ...], count: int) -> InvalidKey: ...
 
 @final
 class AllOf(Reservable):

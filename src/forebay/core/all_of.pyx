@@ -33,9 +33,9 @@ from forebay.core.table.table cimport ALLOWED, table_now
 
 from forebay import holding, waiting
 from forebay.awaited import Awaited
-from forebay.core.arguments import DEFAULT_REQUEST_TTL, costs_of, keys_of, ttl_without_id
-from forebay.core.limiter import bound_arguments
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
+from forebay.core.arguments import DEFAULT_REQUEST_TTL, ambiguous_key, costs_of, keys_of, ttl_without_id
+from forebay.core.limiter_arguments import bound_arguments, check_limiters
+from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded
 from forebay.rate import as_period_ns
 
 
@@ -61,20 +61,7 @@ cdef class AllOf(Reservable):
     def __cinit__(self, *limiters, **kwargs):
         cdef int i
         bound_arguments(type(self), limiters, kwargs)
-        if not 1 <= len(limiters) <= MOST:
-            raise InvalidLimiter(f"AllOf takes 1 to {MOST} limiters, not {len(limiters)}")
-        for limiter in limiters:
-            if not isinstance(limiter, Limiter):
-                if isinstance(limiter, (list, tuple)):
-                    raise InvalidLimiter(
-                        f"AllOf takes limiters one by one, AllOf(a, b), not a {type(limiter).__name__} of them: write "
-                        f"AllOf(*limiters)")
-                raise InvalidLimiter(
-                    f"AllOf takes limiters of one store, not {short_repr(limiter)}"
-                    + (f" beside {limiters[0]!r}" if limiter is not limiters[0] else ""))
-            if limiter.store is not limiters[0].store:
-                raise InvalidLimiter(
-                    f"AllOf takes limiters of one store, but {limiter!r} is in another than {limiters[0]!r}")
+        check_limiters(limiters, Limiter, MOST)
         self.limiters = limiters
         self.count = len(limiters)
         for i in range(self.count):
@@ -438,13 +425,6 @@ def binding(decisions):
     together.outlook.retry_after_ns = bound.outlook.retry_after_ns
     together.outlook.reset_after_ns = reset_after_ns
     return together
-
-
-def ambiguous_key(key, int count):
-    """The exception for a tuple that may be one key or several."""
-    return InvalidKey(
-        f"{short_repr(key)} may be one key for all of {count} limiters, or a key for each: write a list of {count} "
-        f"keys, {short_repr(list(key))} for a key each, or {short_repr([key])} * {count} for that one")
 
 
 cdef int do_each(list calls) except -1:

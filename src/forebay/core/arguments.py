@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, short_repr
 
-__all__ = ["DEFAULT_REQUEST_TTL", "cost_of", "costs_of", "kept", "keys_of", "ttl_without_id"]
+__all__ = ["DEFAULT_REQUEST_TTL", "ambiguous_key", "cost_of", "costs_of", "kept", "keys_of", "ttl_without_id"]
 
 DEFAULT_REQUEST_TTL: Final = "5 minutes"
 KEPT: Final = ("permits", "share", "used")
@@ -54,4 +54,12 @@ def kept(keep: Any) -> int:
 def ttl_without_id(request_ttl: Any) -> InvalidKey:
     return InvalidKey(
         f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, and none is given"
+    )
+
+
+def ambiguous_key(key: tuple[Any, ...], count: int) -> InvalidKey:
+    """The exception for a tuple that may be one key or several."""
+    return InvalidKey(
+        f"{short_repr(key)} may be one key for all of {count} limiters, or a key for each: write a list of {count} "
+        f"keys, {short_repr(list(key))} for a key each, or {short_repr([key])} * {count} for that one"
     )

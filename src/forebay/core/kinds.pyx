@@ -16,7 +16,7 @@ from forebay.core.algorithms.sliding_log import SlidingLog
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.all_of import AllOf
-from forebay.core.limiter import signature_of
+from forebay.core.limiter_arguments import signature_of
 
 
 # By class, the address of the constructor that makes objects of the class itself.

@@ -1,5 +1,4 @@
 from collections.abc import Coroutine
-from inspect import Signature
 from typing import Any, ClassVar
 
 from typing_extensions import disjoint_base
@@ -9,9 +8,6 @@ from forebay.core.table.keys import Key
 from forebay.rate import Duration
 from forebay.segment.limiter_list import ALGORITHM_NAMES as ALGORITHM_NAMES
 from forebay.store import Store
-
-def signature_of(kind: type) -> Signature: ...
-def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]: ...
 
 @disjoint_base
 class Limiter(Reservable):

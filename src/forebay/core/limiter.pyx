@@ -10,36 +10,15 @@ from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events
 from forebay.core.table.threads cimport generation_counter, join_threads
 
-import inspect
 import sys
 import warnings
-from functools import lru_cache
 
 from forebay import waiting
 from forebay.awaited import Awaited
-from forebay.errors import SegmentRemovedWarning, StoreClosed, redacted_repr
+from forebay.core.limiter_arguments import bound_arguments, not_a_store
+from forebay.errors import SegmentRemovedWarning, StoreClosed
 from forebay.segment import layout
 from forebay.segment.limiter_list import ALGORITHM_NAMES, encode_limiter_name
-
-
-@lru_cache  # as this takes longer than all the rest of making a limiter
-def signature_of(kind):
-    """The parameters of a limiter of this class."""
-    signature = inspect.signature(kind.__init__)
-    _, *parameters = signature.parameters.values()
-    return signature.replace(parameters=parameters)
-
-
-def bound_arguments(kind, args, kwargs):
-    """The arguments of a limiter of this class, by name.
-
-    Its TypeError names the class. Cython's own would name ``__cinit__``.
-    """
-    signature = signature_of(kind)
-    try:
-        return signature.bind(*args, **kwargs).arguments
-    except TypeError as error:
-        raise TypeError(f"{kind.__name__}{signature}: {error}") from None
 
 
 cdef void report_unraisable(object error) noexcept:
@@ -86,9 +65,7 @@ cdef class Limiter(Reservable):
             raise TypeError(f"{type(self).__name__} is a base of the limiters: use TokenBucket or another one")
         store, name = arguments["store"], arguments["name"]
         if not isinstance(getattr(store, "segment", None), Segment):
-            raise TypeError(
-                f"the first argument of {type(self).__name__} is a Store, or a RedisStore(url) of forebay.redis, not "
-                f"{redacted_repr(store)}")
+            raise not_a_store(type(self), store)
         self.store = store
         self.segment = store.segment
         encode_limiter_name(name)

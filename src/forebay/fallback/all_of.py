@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, Final
 
 from forebay import holding, waiting
-from forebay.core.arguments import DEFAULT_REQUEST_TTL, costs_of, keys_of, ttl_without_id
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
+from forebay.core.arguments import DEFAULT_REQUEST_TTL, ambiguous_key, costs_of, keys_of, ttl_without_id
+from forebay.core.limiter_arguments import check_limiters
+from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded
 from forebay.fallback.awaited import Awaited
 from forebay.fallback.cell_limiter import CellLimiter, insert_mark, mark_tag, remembers, remove_mark, whole_cost
 from forebay.fallback.decision import Decision, Outlook, decision_of
@@ -17,7 +18,7 @@ from forebay.fallback.reservation import Reservable, Reservation, longest_delay_
 from forebay.fallback.store import Store
 from forebay.rate import Duration, as_period_ns
 
-__all__ = ["AllOf", "ambiguous_key", "binding", "reserve_each"]
+__all__ = ["AllOf", "binding", "reserve_each"]
 
 MOST: Final = 16
 
@@ -41,21 +42,7 @@ class AllOf(Made, Reservable):
     may_free_early: bool
 
     def __init__(self, *limiters: Any) -> None:
-        if not 1 <= len(limiters) <= MOST:
-            raise InvalidLimiter(f"AllOf takes 1 to {MOST} limiters, not {len(limiters)}")
-        for limiter in limiters:
-            if not isinstance(limiter, Limiter):
-                if isinstance(limiter, (list, tuple)):
-                    raise InvalidLimiter(
-                        f"AllOf takes limiters one by one, AllOf(a, b), not a {type(limiter).__name__} of them: write "
-                        f"AllOf(*limiters)"
-                    )
-                beside = f" beside {limiters[0]!r}" if limiter is not limiters[0] else ""
-                raise InvalidLimiter(f"AllOf takes limiters of one store, not {short_repr(limiter)}{beside}")
-            if limiter.store is not limiters[0].store:
-                raise InvalidLimiter(
-                    f"AllOf takes limiters of one store, but {limiter!r} is in another than {limiters[0]!r}"
-                )
+        check_limiters(limiters, Limiter, MOST)
         self.limiters, self.store = limiters, limiters[0].store
         self.name = " + ".join(limiter.name for limiter in limiters)
         self.may_free_early = any(limiter.may_free_early for limiter in limiters)
@@ -324,14 +311,6 @@ def _bound(decisions: list[Decision], allowed: bool) -> Decision:
         reset_after_ns=max(decision.reset_after_ns for decision in decisions),
     )
     return decision_of(bound.limiter, allowed, bound.limit, outlook, degraded=bound.degraded, full=bound.full)
-
-
-def ambiguous_key(key: tuple[Any, ...], count: int) -> InvalidKey:
-    """The exception for a tuple that may be one key or several."""
-    return InvalidKey(
-        f"{short_repr(key)} may be one key for all of {count} limiters, or a key for each: write a list of {count} "
-        f"keys, {short_repr(list(key))} for a key each, or {short_repr([key])} * {count} for that one"
-    )
 
 
 def _do_each(calls: list[Callable[[], object]]) -> None:

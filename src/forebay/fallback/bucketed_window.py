@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from forebay.errors import InvalidLimiter, short_repr
+from forebay.core.limiter_arguments import bucket_bits, bucketed_shape
 from forebay.fallback.cell_limiter import CellAlgorithm, CellLimiter
 from forebay.fallback.decision import Outlook
 from forebay.fallback.memory import Charge, LimitParams, Tag, Verdict
-from forebay.fallback.window import low_mask
 from forebay.rate import Rate, as_rate
-from forebay.segment import layout
-from forebay.segment.sizes import ExtentShape
 
-__all__ = ["BucketedWindow", "default_keys"]
-
-DEFAULT_WORDS: Final = 2**16
+__all__ = ["BucketedWindow"]
 
 
 class Buckets(NamedTuple):
@@ -112,22 +107,11 @@ class BucketedWindow(CellLimiter):
     def __init__(self, store: Any, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None) -> None:
         self.begin(store, name)
         self.rate = as_rate(rate)
-        most_buckets = min(layout.MAX_BUCKETS, self.rate.period_ns)
-        if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= most_buckets:
-            raise InvalidLimiter(
-                f"the buckets of limiter {name!r} are a whole number from 1 to 2**16, and none is "
-                f"shorter than 1 ns; not {short_repr(buckets)}"
-            )
-        shape = ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, name)
+        shape = bucketed_shape(buckets, keys, name)
         self.buckets = buckets
-        limit, period_ns = self.rate.limit, -(-self.rate.period_ns // buckets)
+        limit = self.rate.limit
         # The compiled core's bits for a running total: it refuses what they can't hold.
-        low_bits = min(period_ns.bit_length(), layout.MAX_KEPT_BITS)
-        if limit.bit_length() + 2 > low_bits:
-            raise InvalidLimiter(
-                f"{self.rate} in {buckets} buckets: with buckets of {period_ns} ns a limit can be at most "
-                f"{low_mask(max(low_bits - 2, 0))}; take fewer buckets, or a token bucket"
-            )
+        period_ns, _ = bucket_bits(self.rate, buckets)
         phase_ns = self.memory.wall_epoch_ns % period_ns
         self.params = LimitParams(limit, limit, period_ns, phase_ns=phase_ns, buckets=buckets)
         self.algorithm = Bucketed(self.params)
@@ -138,7 +122,7 @@ class BucketedWindow(CellLimiter):
     @staticmethod
     def bytes_needed(buckets: int = 60, *, keys: int | None = None) -> int:
         """How many bytes a bucketed window of so many buckets and keys takes with the compiled core."""
-        return ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, "").bytes
+        return bucketed_shape(buckets, keys, "").bytes
 
     def __repr__(self) -> str:
         return f"<BucketedWindow {self.name!r} {self.rate}, buckets={self.buckets}, keys={self.keys}>"
@@ -148,7 +132,3 @@ class BucketedWindow(CellLimiter):
         if state is not None:
             # The newest bucket stays: time never goes back.
             self.table.put(tag, Buckets(state.newest, ()), self.algorithm)
-
-
-def default_keys(buckets: int) -> int:
-    return max(64, DEFAULT_WORDS // buckets)

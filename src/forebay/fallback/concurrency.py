@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeVar, fi
 
 from forebay import holding, waiting
 from forebay.core.arguments import costs_of, keys_of
-from forebay.errors import CostExceedsLimit, InvalidLimiter, LimitExceeded, short_repr
+from forebay.core.limiter_arguments import concurrency_shape
+from forebay.errors import CostExceedsLimit, LimitExceeded
 from forebay.fallback.cell_limiter import CellAlgorithm, mark_tag, whole_cost
 from forebay.fallback.decision import Decision, Outlook, decision_of
 from forebay.fallback.keys import Key
@@ -19,14 +20,11 @@ from forebay.fallback.limiter import Attempt, Limiter
 from forebay.fallback.memory import Charge, LimitParams, Tag, Verdict
 from forebay.fallback.reservation import Reservation, longest_delay_ns, reservation_of
 from forebay.rate import Duration, as_period_ns
-from forebay.segment import layout
-from forebay.segment.sizes import ExtentShape
 
-__all__ = ["Concurrency", "Lease", "default_keys", "lease_taken", "words_for"]
+__all__ = ["Concurrency", "Lease", "lease_taken"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEFAULT_WORDS: Final = 2**16
 # When the number of keys with unleased permits is this or twice as much and so on, those that have ended are forgotten.
 SWEEP_AT_LEAST: Final = 2**10
 
@@ -99,7 +97,7 @@ class Lease:
     allowed: bool
     full: bool
 
-    def __init__(self) -> None:
+    def __new__(cls) -> Self:
         raise TypeError("leases are made by limiters: use limiter.acquire(key)")
 
     def __init_subclass__(cls) -> None:
@@ -190,24 +188,27 @@ class Concurrency(Limiter):
 
     def __init__(self, store: Any, name: str, limit: int, lease: Duration = "30s", *, keys: int | None = None) -> None:
         self.begin(store, name)
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= layout.MAX_CONCURRENCY_LIMIT:
-            raise InvalidLimiter(
-                f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {short_repr(limit)}"
-            )
+        shape = concurrency_shape(limit, keys, name)
         self.limit, self.lease_ns = limit, as_period_ns(lease)
-        shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), name)
         self._touch = Touch(self.lease_ns)
         self._charge = Charge(1, 0, LimitParams(limit, limit, 1))
-        # By tag, what was taken without a lease object: numbers and the ends of leases, oldest first.
-        self._unleased: dict[Tag, list[tuple[int, int]]] = {}
+        self._unleased_of: dict[int, dict[Tag, list[tuple[int, int]]]] = {}
         encoding = f"concurrency {limit}"
         self.keys = self.open_extent(encoding, shape)
         self.register("Concurrency", encoding)
 
+    @property
+    def _unleased(self) -> dict[Tag, list[tuple[int, int]]]:
+        """By tag, what this process took without a lease object: numbers and the ends of leases, oldest first.
+
+        A forked child owns nothing of its parent's.
+        """
+        return self._unleased_of.setdefault(os.getpid(), {})
+
     @staticmethod
     def bytes_needed(limit: int, *, keys: int | None = None) -> int:
         """How many bytes a limiter of this limit and number of keys takes with the compiled core."""
-        return ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), "").bytes
+        return concurrency_shape(limit, keys, "").bytes
 
     def __repr__(self) -> str:
         return f"<Concurrency {self.name!r} {self.limit}, lease={self.lease_ns / 1e9:g}s, keys={self.keys}>"
@@ -538,12 +539,3 @@ def lease_taken(limiter: Concurrency, key: Key, cost: int) -> Lease:
     tag, permits = limiter.tag_of(key), limiter.checked_cost(cost)
     with limiter.memory.lock:
         return object.__new__(Lease).begin(limiter, key, limiter.take_back(tag, permits), False)
-
-
-def words_for(limit: int) -> int:
-    """Words of one key in the compiled core: a bit and two words for each slot, in whole cache lines."""
-    return -(-((limit + 127) // 128 * 2 + 2 * limit) // 8) * 8
-
-
-def default_keys(limit: int) -> int:
-    return max(64, DEFAULT_WORDS // words_for(limit))

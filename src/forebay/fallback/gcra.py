@@ -25,7 +25,11 @@ def most_ahead_ns(memory: Memory) -> int:
 
 
 class Gcra(CellAlgorithm):
-    """The state is the time at which the bucket is full again, or the queue is empty. See core/algorithms/gcra.pxd."""
+    """The state is the time at which the bucket is full again, or the queue is empty. See core/algorithms/gcra.pxd.
+
+    Of a token bucket with `initial`, a new key lacks some permits, which come in `missing_ns`: its state is later by
+    that. See core/algorithms/initial_bucket.pxd.
+    """
 
     def __init__(self, most_ahead_ns: int) -> None:
         self.most_ahead_ns = most_ahead_ns
@@ -38,31 +42,32 @@ class Gcra(CellAlgorithm):
         return Charge(amount, params.tolerance_ns - amount, params)
 
     def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
-        start_ns = max(state, now_ns)
+        start_ns = state_now(charge.params, state, now_ns)
         return start_ns + charge.amount if start_ns - now_ns <= charge.room else None
 
     def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        full_ns = now_ns + charge.params.missing_ns
         amount = charge.amount
-        if state <= now_ns:
+        if state <= full_ns:
             return None
         if charge.charged_state is not None:
             # Later bookings keep their times, so no other request can take the time of this one.
             is_overtaken = charge.charged_state != state and state - now_ns > charge.params.due_ns
-            if charge.charged_state <= now_ns or is_overtaken:
+            if charge.charged_state <= full_ns or is_overtaken:
                 return None
             # The rest has been refilled.
-            amount = min(amount, charge.charged_state - now_ns)
-        return max(state - amount, now_ns)
+            amount = min(amount, charge.charged_state - full_ns)
+        return max(state - amount, full_ns)
 
     def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
         params = charge.params
-        ahead_ns = ahead_of(verdict)
+        ahead_ns = state_now(params, verdict.state, verdict.now_ns) - verdict.now_ns
         return Outlook(
             max(params.tolerance_ns - ahead_ns, 0),
             params.rate_limit,
             params.period_ns,
             0 if verdict.allowed else max(ahead_ns - charge.room, 0),
-            ahead_ns,
+            ahead_ns - params.missing_ns if verdict.state > verdict.now_ns else 0,
         )
 
     def allow_wait(self, charge: Charge, max_wait_ns: int) -> None:
@@ -73,6 +78,11 @@ class Gcra(CellAlgorithm):
 
     def refused_delay_ns(self, charge: Charge, verdict: Verdict) -> int:
         return ahead_of(verdict) + charge.amount - charge.params.tolerance_ns
+
+
+def state_now(params: LimitParams, state: int, now_ns: int) -> int:
+    """The state that a key with this state has now."""
+    return max(state, now_ns + params.missing_ns) if state > now_ns else now_ns + 2 * params.missing_ns
 
 
 def ahead_of(verdict: Verdict) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from forebay.core.limiter_arguments import signature_of
 from forebay.fallback.all_of import AllOf
 from forebay.fallback.bucketed_window import BucketedWindow
 from forebay.fallback.concurrency import Concurrency
 from forebay.fallback.gcra import LeakyBucket, MinInterval
-from forebay.fallback.limiter import signature_of
 from forebay.fallback.sliding_log import SlidingLog
 from forebay.fallback.token_bucket import TokenBucket
 from forebay.fallback.window import FixedWindow, SlidingWindow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from functools import lru_cache
-from inspect import Parameter, Signature
+from inspect import Signature
 from typing import Any, ClassVar, NoReturn, Self
 
 from forebay import waiting
-from forebay.errors import SegmentSizeWarning, StoreClosed, redacted_repr
+from forebay.core.limiter_arguments import bound_arguments, not_a_store
+from forebay.errors import SegmentSizeWarning, StoreClosed
 from forebay.fallback.awaited import Awaited
 from forebay.fallback.decision import Decision
 from forebay.fallback.keys import Key, known_key
@@ -20,23 +20,7 @@ from forebay.rate import Duration
 from forebay.segment.limiter_list import encode_limiter_name
 from forebay.segment.sizes import ExtentShape
 
-__all__ = ["Attempt", "Limiter", "Made", "bound_arguments", "signature_of"]
-
-
-@lru_cache
-def signature_of(kind: type) -> Signature:
-    """The parameters of a limiter of this class, without annotations: the compiled classes have none."""
-    _, *parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
-    return Signature([parameter.replace(annotation=Parameter.empty) for parameter in parameters])
-
-
-def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
-    """The arguments of a limiter of this class, by name. Its TypeError names the class."""
-    signature = signature_of(kind)
-    try:
-        return signature.bind(*args, **kwargs).arguments
-    except TypeError as error:
-        raise TypeError(f"{kind.__name__}{signature}: {error}") from None
+__all__ = ["Attempt", "Limiter", "Made"]
 
 
 class Made:
@@ -112,10 +96,7 @@ class Limiter(Made, Reservable):
     def begin(self, store: Any, name: str) -> None:
         """Check the arguments that all limiters have. Constructors call this first."""
         if not isinstance(getattr(store, "segment", None), Memory):
-            raise TypeError(
-                f"the first argument of {type(self).__name__} is a Store, or a RedisStore(url) of forebay.redis, not "
-                f"{redacted_repr(store)}"
-            )
+            raise not_a_store(type(self), store)
         encode_limiter_name(name)
         self.store, self.name, self.memory = store, name, store.segment
         self.table = self.memory.table

@@ -5,14 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any, NamedTuple, final
 
-from forebay.errors import InvalidLimiter
+from forebay.core.limiter_arguments import log_bits, log_shape
 from forebay.fallback.cell_limiter import CellAlgorithm, CellLimiter
 from forebay.fallback.decision import Outlook
 from forebay.fallback.memory import Charge, LimitParams, Memory, Tag, Verdict
 from forebay.fallback.window import FRACTION_BITS, count_time
 from forebay.rate import Rate, as_rate
-from forebay.segment import layout
-from forebay.segment.sizes import ExtentShape
 
 __all__ = ["SlidingLog"]
 
@@ -131,13 +129,9 @@ class SlidingLog(CellLimiter):
     def __init__(self, store: Any, name: str, rate: str | Rate, *, keys: int) -> None:
         self.begin(store, name)
         self.rate = as_rate(rate)
-        shape = shape_of(self.rate, keys, name)
+        shape = log_shape(self.rate, keys, name)
         limit, period_ns = self.rate.limit, self.rate.period_ns
-        low_bits = 1 + (limit - 1).bit_length()
-        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        if low_bits > period_ns.bit_length():
-            raise InvalidLimiter(f"{self.rate} is too fast for a sliding log: take a token bucket")
-        self.params = LimitParams(limit, limit, period_ns, low_bits=low_bits)
+        self.params = LimitParams(limit, limit, period_ns, low_bits=log_bits(self.rate))
         self.algorithm = SlidingEntries(self.memory, self.params)
         encoding = f"log {limit} {period_ns}"
         self.keys = self.open_extent(encoding, shape)
@@ -146,7 +140,7 @@ class SlidingLog(CellLimiter):
     @staticmethod
     def bytes_needed(rate: str | Rate, *, keys: int) -> int:
         """How many bytes a sliding log of this rate and number of keys takes with the compiled core."""
-        return shape_of(as_rate(rate), keys, "").bytes
+        return log_shape(as_rate(rate), keys, "").bytes
 
     def __repr__(self) -> str:
         return f"<SlidingLog {self.name!r} {self.rate}, keys={self.keys}>"
@@ -154,9 +148,3 @@ class SlidingLog(CellLimiter):
     def forget(self, tag: Tag, now_ns: int) -> None:
         # Its entries stay, given back: later ones are dated behind them.
         self.table.give_back(tag, now_ns, self.algorithm, Charge(self.params.limit, 0, self.params))
-
-
-def shape_of(rate: Rate, keys: int, name: str) -> ExtentShape:
-    if rate.limit > layout.MAX_LOG_LIMIT:
-        raise InvalidLimiter(f"a sliding log takes limits up to 2**23, not {rate.limit}: take a sliding window")
-    return ExtentShape.checked(keys, rate.limit, name)

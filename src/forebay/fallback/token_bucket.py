@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, final
+from datetime import datetime
+from typing import Any, final
 
 from forebay.core.arguments import kept
-from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
+from forebay.core.limiter_arguments import check_refill, interval_refill_ns, interval_start_ns
+from forebay.errors import CostExceedsLimit, InvalidLimiter
 from forebay.fallback.cell_limiter import CellAlgorithm, whole_cost
 from forebay.fallback.decision import Outlook
 from forebay.fallback.gcra import Gcra, GcraLimiter, most_ahead_ns
@@ -16,45 +17,6 @@ from forebay.fallback.memory import Charge, LimitParams, Tag, Verdict
 from forebay.rate import Rate, as_rate
 
 __all__ = ["TokenBucket"]
-
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND: Final = timedelta(microseconds=1)
-
-
-class InitialGcra(Gcra):
-    """A new key lacks some permits, which come in `missing_ns`. See core/algorithms/initial_bucket.pxd."""
-
-    def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
-        start_ns = state_now(charge.params, state, now_ns)
-        return start_ns + charge.amount if start_ns - now_ns <= charge.room else None
-
-    def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
-        full_ns = now_ns + charge.params.missing_ns
-        amount = charge.amount
-        if state <= full_ns:
-            return None
-        if charge.charged_state is not None:
-            is_overtaken = charge.charged_state != state and state - now_ns > charge.params.due_ns
-            if charge.charged_state <= full_ns or is_overtaken:
-                return None
-            amount = min(amount, charge.charged_state - full_ns)
-        return max(state - amount, full_ns)
-
-    def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
-        params = charge.params
-        ahead_ns = state_now(params, verdict.state, verdict.now_ns) - verdict.now_ns
-        return Outlook(
-            max(params.tolerance_ns - ahead_ns, 0),
-            params.rate_limit,
-            params.period_ns,
-            0 if verdict.allowed else max(ahead_ns - charge.room, 0),
-            ahead_ns - params.missing_ns if verdict.state > verdict.now_ns else 0,
-        )
-
-
-def state_now(params: LimitParams, state: int, now_ns: int) -> int:
-    """The state that a key with this state has now."""
-    return max(state, now_ns + params.missing_ns) if state > now_ns else now_ns + 2 * params.missing_ns
 
 
 class Intervals(CellAlgorithm):
@@ -181,29 +143,21 @@ class TokenBucket(GcraLimiter):
         check_refill(refill, initial, start, self.burst, name)
         self.refill, self.initial, self.start = refill, initial, start
         most_ns = most_ahead_ns(self.memory)
+        self.algorithm = Gcra(most_ns)
         encoding = ""
         if refill == "interval":
-            encoding = self._refill_in_intervals(most_ns, start, burst)
+            encoding = self._refill_in_intervals(most_ns, start)
         elif initial is not None:
             encoding = self._start_with(initial, most_ns)
-        else:
-            self.algorithm = Gcra(most_ns)
         self.register("TokenBucket", encoding)
 
-    def _refill_in_intervals(self, most_ns: int, start: datetime | None, burst: Any) -> str:
+    def _refill_in_intervals(self, most_ns: int, start: datetime | None) -> str:
         """Returns the encoding of states."""
-        start_ns = 0 if start is None else (start - EPOCH) // MICROSECOND * 1000
+        start_ns = interval_start_ns(start)
         period_ns = self.params.period_ns
         phase_ns = (self.memory.wall_epoch_ns - start_ns) % period_ns
         self.params = replace(self.params, phase_ns=phase_ns)
-        # The longest time in which an empty bucket fills, plus a period.
-        full_ns = (boundaries_for(self.params, self.burst) + 1) * period_ns
-        if full_ns > most_ns:
-            raise InvalidLimiter(
-                f"limiter {self.name!r} would take too long to refill a burst of {short_repr(burst)} at {self.rate}: "
-                "lower the burst or raise the rate"
-            )
-        self.algorithm = Intervals(most_ns - full_ns)
+        self.algorithm = Intervals(most_ns - interval_refill_ns(self.rate, self.burst, most_ns, self.name))
         return f"intervals {self.params.rate_limit} {period_ns} {start_ns % period_ns}"
 
     def _start_with(self, initial: int, most_ns: int) -> str:
@@ -217,7 +171,6 @@ class TokenBucket(GcraLimiter):
             )
         tolerance_ns = self.params.tolerance_ns + missing_ns
         self.params = replace(self.params, missing_ns=missing_ns, tolerance_ns=tolerance_ns, due_ns=tolerance_ns)
-        self.algorithm = InitialGcra(most_ns)
         return f"initial {missing_ns}"
 
     def __repr__(self) -> str:
@@ -296,28 +249,3 @@ def converted_ns(old: LimitParams, new: LimitParams, keep: str, most_ns: int, ah
         return new.tolerance_ns + scaled(permits, new.period_ns, new.rate_limit, most_ns - new.tolerance_ns)
     permits = min((old.tolerance_ns - ahead_ns) * old.rate_limit // old.period_ns, new.limit)
     return new.tolerance_ns - scaled(permits, new.period_ns, new.rate_limit, new.tolerance_ns)
-
-
-def check_refill(refill: Any, initial: Any, start: Any, burst: int, name: str) -> None:
-    """Raise ``InvalidLimiter`` for arguments of a token bucket that don't go together."""
-    if refill != "continuous" and refill != "interval":
-        raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
-    if start is not None:
-        if not isinstance(start, datetime) or start.tzinfo is None:
-            raise InvalidLimiter(
-                f"the start of limiter {name!r} is a datetime with a time zone, not {short_repr(start)}"
-            )
-        if refill != "interval":
-            raise InvalidLimiter(f"limiter {name!r} refills all the time: start= is for refill='interval'")
-    if initial is None:
-        return
-    if isinstance(initial, bool) or not isinstance(initial, int) or not 1 <= initial <= burst:
-        raise InvalidLimiter(
-            f"the initial permits of limiter {name!r} are a whole number from 1 to its burst, {burst}, not "
-            f"{short_repr(initial)}"
-        )
-    if refill == "interval":
-        raise InvalidLimiter(
-            f"limiter {name!r} refills in intervals, so its keys start with the whole burst: take "
-            "refill='continuous' with initial=, or a lower burst"
-        )

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 
 from forebay.calendars import Calendar, calendar_of
 from forebay.core.arguments import kept
+from forebay.core.limiter_arguments import check_align, fixed_bits, rounds_up, sliding_bits
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.fallback.cell_limiter import CellAlgorithm, CellLimiter
 from forebay.fallback.decision import Outlook
@@ -15,15 +16,10 @@ from forebay.fallback.keys import Key
 from forebay.fallback.memory import Charge, LimitParams, Memory, Tag, Verdict
 from forebay.rate import Rate, as_rate
 
-__all__ = ["FixedWindow", "SlidingWindow", "WindowLimiter", "check_align", "count_time", "low_mask", "rounds_up"]
+__all__ = ["FixedWindow", "SlidingWindow", "WindowLimiter", "count_time", "low_mask"]
 
 # Each as in the compiled core.
 FRACTION_BITS: Final = 2
-TIER_BITS: Final = 10
-FINE_BITS: Final = 16
-LEAST_PREVIOUS_BITS: Final = 4
-MOST_ROUNDED_UP: Final = 5
-USED_BITS: Final = 3
 MOST_USED: Final = 7
 CALENDAR_WINDOWS: Final = 64
 
@@ -418,15 +414,8 @@ class FixedWindow(WindowLimiter):
             rate = as_rate(rate)
             params = self.count_by(rate, rate.period_ns)
             windows = str(params.period_ns)
-        limit_bits, window_bits = params.limit.bit_length(), params.period_ns.bit_length()
-        low_bits, used_bits, steps = limit_bits, 0, 0
-        if align in ("first", "stagger") and low_bits + USED_BITS <= window_bits:
-            used_bits = USED_BITS
-            low_bits += USED_BITS
-        if align != "first":
-            low_bits = max(low_bits, min(limit_bits + TIER_BITS, window_bits - FINE_BITS))
-        else:
-            steps = steps_for(params.period_ns, low_bits)
+        low_bits, used_bits = fixed_bits(params.limit, params.period_ns, align)
+        steps = steps_for(params.period_ns, low_bits) if align == "first" else 0
         self.params = replace(params, low_bits=low_bits, used_bits=used_bits, steps=steps)
         self.most = low_mask(low_bits - used_bits)
         if align == "first":
@@ -473,31 +462,18 @@ class SlidingWindow(WindowLimiter):
         self.begin(store, name)
         rate = as_rate(rate)
         params = self.count_by(rate, rate.period_ns)
-        count_bits = params.limit.bit_length()
-        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        room = params.period_ns.bit_length()
-        up = rounds_up(rounding, params.limit)
-        count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
-        previous_bits = min(count_bits, room - count_bits)
-        if previous_bits < min(count_bits, LEAST_PREVIOUS_BITS):
-            raise InvalidLimiter(
-                f"{rate} is too much for a sliding window to count in one cell: take a longer period, or a token bucket"
-            )
-        shift = 0
-        if previous_bits < count_bits:
-            while (params.limit + low_mask(shift)) >> shift > low_mask(previous_bits):
-                shift += 1
+        up, bits = rounds_up(rounding, params.limit), sliding_bits(rate)
         self.params = replace(
             params,
             rounds_up=up,
-            low_bits=count_bits + previous_bits,
-            previous_bits=previous_bits,
-            previous_shift=shift,
+            low_bits=bits.low_bits,
+            previous_bits=bits.previous_bits,
+            previous_shift=bits.previous_shift,
         )
         # A previous count that is rounded up must not overflow its bits.
-        self.most = low_mask(count_bits) if shift == 0 else params.limit
+        self.most = low_mask(bits.low_bits - bits.previous_bits) if bits.previous_shift == 0 else params.limit
         self.algorithm = Sliding()
-        self.register("SlidingWindow", f"sliding {params.period_ns} {self.params.low_bits} {previous_bits} {shift}")
+        self.register("SlidingWindow", f"sliding {params.period_ns} {' '.join(map(str, bits))}")
 
     @property
     def rounding(self) -> str:
@@ -506,22 +482,3 @@ class SlidingWindow(WindowLimiter):
     def __repr__(self) -> str:
         rounding = "" if self.params.rounds_up == rounds_up(None, self.params.limit) else f" rounding={self.rounding!r}"
         return f"<SlidingWindow {self.name!r} {self.rate}{rounding}>"
-
-
-def rounds_up(rounding: Any, limit: int) -> bool:
-    """Whether a sliding window with this limit rounds up the previous window's part of the estimate."""
-    if rounding is not None and (not isinstance(rounding, str) or rounding not in ("up", "down")):
-        raise InvalidLimiter(
-            f"rounding is 'up' or 'down', not {short_repr(rounding)}; left out, it depends on the limit"
-        )
-    return limit <= MOST_ROUNDED_UP if rounding is None else rounding == "up"
-
-
-def check_align(align: Any, timezone: Any) -> None:
-    """Raise ``InvalidLimiter`` for arguments of a fixed window that don't go together."""
-    if not isinstance(align, str) or align not in ("clock", "first", "stagger", "calendar"):
-        raise InvalidLimiter(f"align is 'clock', 'first', 'stagger' or 'calendar', not {short_repr(align)}")
-    if timezone is not None and align != "calendar":
-        raise InvalidLimiter(
-            f"a time zone is for windows by the calendar: align='calendar', timezone={short_repr(timezone)}"
-        )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple
 
-from forebay.core.algorithms.window import rounds_up
 from forebay.core.decision import Decision, _decision
+from forebay.core.limiter_arguments import rounds_up
 from forebay.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, short_repr
 from forebay.rate import Duration, Rate, as_delay_ns, as_period_ns, as_rate
 from forebay.redis.keys import digest

@@ -23,8 +23,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from redis.crc import key_slot
 
 from forebay import holding
-from forebay.core.all_of import ambiguous_key, binding
-from forebay.core.arguments import cost_of, costs_of, keys_of, ttl_without_id
+from forebay.core.all_of import binding
+from forebay.core.arguments import ambiguous_key, cost_of, costs_of, keys_of, ttl_without_id
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded

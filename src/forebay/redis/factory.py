@@ -11,8 +11,8 @@ from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.sliding_log import SlidingLog
 from forebay.core.algorithms.token_bucket import TokenBucket
-from forebay.core.algorithms.window import FixedWindow, SlidingWindow, check_align
-from forebay.core.limiter import bound_arguments
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
+from forebay.core.limiter_arguments import bound_arguments, check_align
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.redis import algorithms
 from forebay.redis.commands import LimiterSpec

@@ -19,7 +19,7 @@ import redis.cluster
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
 from forebay.core.cell_limiter import CellLimiter
-from forebay.core.limiter import bound_arguments
+from forebay.core.limiter_arguments import bound_arguments
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.host_time import host_ns
 from forebay.names import LimiterNames

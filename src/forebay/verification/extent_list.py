@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forebay.core.algorithms.concurrency import words_for
 from forebay.core.audit import keyed_hash, look_at_unused
+from forebay.core.limiter_arguments import words_for
 from forebay.rate import MAX_PERIOD_NS
 from forebay.segment import layout
 from forebay.segment.extents import ExtentEntry, Purpose

@@ -8,8 +8,6 @@ from forebay.store import Store
 
 _L = TypeVar("_L")
 
-def default_keys(buckets: int) -> int: ...
-
 @final
 class BucketedWindow(CellLimiter):
     """At most as many permits as the rate allows, in the newest `buckets` sub-windows together.

@@ -70,29 +70,20 @@ A process that is stopped while half of what low_bits hold is allowed: it takes 
 cimport cython
 from libc.stdint cimport uint64_t
 
-from forebay.core.algorithms.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
+from forebay.core.algorithms.counts cimport count_time, low_mask, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.table.native cimport (
-    FOREBAY_KIND_COUNT, FOREBAY_MAX_BUCKETS, FOREBAY_MAX_KEPT_BITS, ForebayCell, cas_acq_rel, load128_acquire,
-    load_acquire,
+    FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire,
 )
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport TIME_BITS, Events, Next, Verdict, table_find, table_now
 
-from forebay.errors import InvalidLimiter, short_repr
+from forebay.core.limiter_arguments import bucket_bits, bucketed_shape
 from forebay.rate import as_rate
 from forebay.segment import layout
-from forebay.segment.extents import ExtentShape, Purpose, open_extent
-
-
-cdef enum:
-    MAX_BUCKETS = FOREBAY_MAX_BUCKETS
-    # The running total stays with the cell through an insertion, whose claim needs the other bits.
-    MAX_KEPT_BITS = FOREBAY_MAX_KEPT_BITS
-    # The default size of the records of all keys.
-    DEFAULT_WORDS = 1 << 16
+from forebay.segment.extents import Purpose, open_extent
 
 
 # A state, decoded at a given time.
@@ -349,11 +340,7 @@ cdef class BucketedWindow(CellLimiter):
 
     def __cinit__(self, store, name, rate, buckets=60, *, keys=None):
         self.rate = as_rate(rate)
-        if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= min(
-                MAX_BUCKETS, self.rate.period_ns):
-            raise InvalidLimiter(f"the buckets of limiter {name!r} are a whole number from 1 to 2**16, and none is "
-                                 f"shorter than 1 ns; not {short_repr(buckets)}")
-        extent_shape = ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, name)
+        extent_shape = bucketed_shape(buckets, keys, name)
         self.kind = FOREBAY_KIND_COUNT
         self.take = bucketed_take
         self.give_back = bucketed_give_back
@@ -361,15 +348,8 @@ cdef class BucketedWindow(CellLimiter):
         self.buckets = self.params.buckets = buckets
         self.params.words_per_cell = buckets
         self.params.limit = self.params.rate_limit = self.rate.limit
-        self.params.period_ns = -(-self.rate.period_ns // buckets)
+        self.params.period_ns, self.params.low_bits = bucket_bits(self.rate, buckets)
         self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
-        # As many as there can be: a process that was stopped distinguishes an old total from a new one unless half of
-        # what these bits hold was allowed meanwhile. A quantum, 2**(low_bits - 2) ns, is at most half a bucket.
-        self.params.low_bits = min(count_bits_for(self.params.period_ns), <int>MAX_KEPT_BITS)
-        if count_bits_for(self.params.limit) + 2 > self.params.low_bits:
-            raise InvalidLimiter(
-                f"{self.rate} in {buckets} buckets: with buckets of {self.params.period_ns} ns a limit can be at most "
-                f"{low_mask(max(self.params.low_bits - 2, 0))}; take fewer buckets, or a token bucket")
         encoding = b"bucketed %d %d %d" % (self.params.period_ns, buckets, self.params.low_bits)
         self.extent = open_extent(store.attachment, name, Purpose(
             algorithm=layout.ALGORITHM_BUCKETED_WINDOW, words_per_cell=buckets, low_bits=self.params.low_bits, limit=0,
@@ -392,7 +372,7 @@ cdef class BucketedWindow(CellLimiter):
     @staticmethod
     def bytes_needed(buckets=60, *, keys=None):
         """How many bytes a bucketed window of so many buckets and keys takes of its store's file system."""
-        return ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, "").bytes
+        return bucketed_shape(buckets, keys, "").bytes
 
     def __repr__(self):
         return f"<BucketedWindow {self.name!r} {self.rate}, buckets={self.buckets}, keys={self.keys}>"
@@ -419,7 +399,3 @@ cdef class BucketedWindow(CellLimiter):
                 raise_marks(
                     &self.params, record_of(&self.params, cell), first_of(&self.params, now.bucket), now.newest,
                     now.total)
-
-
-def default_keys(buckets):
-    return max(64, DEFAULT_WORDS // buckets)

@@ -45,9 +45,6 @@ class Lease:
 def lease_taken(limiter: Concurrency, key: Key, cost: int) -> Lease:
     """A lease for the permits that a ``wait`` of this process has just taken."""
 
-def words_for(limit: int) -> int: ...
-def default_keys(limit: int) -> int: ...
-
 @final
 class Concurrency(Limiter):
     """At most `limit` permits of a key held at one time.

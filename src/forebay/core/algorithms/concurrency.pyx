@@ -55,8 +55,8 @@ from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
-    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_EMPTY, FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, ForebayLine,
-    cas128_acq_rel, count_ones, fetch_add_relaxed, load128_acquire, load_acquire, load_relaxed, monotonic_ns,
+    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_EMPTY, ForebayCell, ForebayLine, cas128_acq_rel,
+    count_ones, fetch_add_relaxed, load128_acquire, load_acquire, load_relaxed, monotonic_ns,
     store_relaxed, store_release,
 )
 from forebay.core.table.table cimport (
@@ -68,17 +68,15 @@ from inspect import Signature
 
 from forebay import holding, waiting
 from forebay.core.arguments import costs_of, keys_of
-from forebay.errors import CostExceedsLimit, InvalidLimiter, LimitExceeded, short_repr
+from forebay.core.limiter_arguments import concurrency_shape
+from forebay.errors import CostExceedsLimit, LimitExceeded
 from forebay.rate import as_period_ns
 from forebay.segment import layout
-from forebay.segment.extents import ExtentShape, Purpose, open_extent
+from forebay.segment.extents import Purpose, open_extent
 from forebay.segment.process_identity import Owners
 
 
 cdef enum:
-    MAX_LIMIT = FOREBAY_MAX_CONCURRENCY_LIMIT
-    # The default size of the records of all keys.
-    DEFAULT_WORDS = 1 << 16
     SWEEP_AT_LEAST = 1024
     # The most slots that an eviction looks at for each key.
     MOST_COUNTED = 4096
@@ -313,9 +311,7 @@ cdef class Concurrency(Limiter):
     may_free_early = True
 
     def __cinit__(self, store, name, limit, lease="30s", *, keys=None):
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-            raise InvalidLimiter(
-                f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {short_repr(limit)}")
+        extent_shape = concurrency_shape(limit, keys, name)
         self.limit = limit
         self.lease_ns = as_period_ns(lease)
         self.lease = self.lease_ns
@@ -324,9 +320,7 @@ cdef class Concurrency(Limiter):
             LEAST_DRAWN_BITS, min(MOST_DRAWN_BITS, (self.lease_ns // DRAWN_PART).bit_length() - 2 - self.slot_bits)))
         self.records.limit = self.limit
         self.records.bit_words = (self.limit + 127) // 128 * 2
-        self.records.words_per_cell = words_for(limit)
-        extent_shape = ExtentShape.checked(
-            default_keys(limit) if keys is None else keys, self.records.words_per_cell, name)
+        self.records.words_per_cell = extent_shape.words_per_key
         encoding = b"concurrency %d" % self.limit
         self.extent = open_extent(store.attachment, name, Purpose(
             algorithm=layout.ALGORITHM_CONCURRENCY, words_per_cell=self.records.words_per_cell, low_bits=0, limit=limit,
@@ -348,7 +342,7 @@ cdef class Concurrency(Limiter):
     @staticmethod
     def bytes_needed(limit, *, keys=None):
         """How many bytes a limiter of this limit and number of keys takes of its store's file system."""
-        return ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), "").bytes
+        return concurrency_shape(limit, keys, "").bytes
 
     def __repr__(self):
         return f"<Concurrency {self.name!r} {self.limit}, lease={self.lease_ns / 1e9:g}s, keys={self.keys}>"
@@ -942,12 +936,3 @@ def lease_taken(Concurrency limiter, key, cost):
     verdict.full = False
     verdict.cell = table_find(&limiter.table, tag, &state)
     return limiter.new_lease(key, taken, &verdict, lease_of(limiter.me, 0))
-
-
-def words_for(limit):
-    """Words of one key: a bit and two words for each slot, in whole cache lines."""
-    return -(-((limit + 127) // 128 * 2 + 2 * limit) // 8) * 8
-
-
-def default_keys(limit):
-    return max(64, DEFAULT_WORDS // words_for(limit))

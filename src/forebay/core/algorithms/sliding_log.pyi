@@ -4,7 +4,6 @@ from forebay.core.cell_limiter import CellLimiter
 from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.segment.extents import ExtentShape
 from forebay.store import Store
 
 _L = TypeVar("_L")
@@ -43,9 +42,6 @@ class SlidingLog(CellLimiter):
     def rate(self) -> Rate: ...
     @property
     def keys(self) -> int: ...
-    @staticmethod
-    def extent_shape(rate: Rate, keys: int, name: str) -> ExtentShape:
-        """None"""
     @staticmethod
     def bytes_needed(rate: str | Rate, *, keys: int) -> int:
         """How many bytes a sliding log of this rate and number of keys takes of its store's file system."""

@@ -88,29 +88,25 @@ date.
 cimport cython
 from libc.stdint cimport uint64_t
 
-from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
+from forebay.core.algorithms.counts cimport FRACTION_BITS, count_state, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.table.native cimport (
-    FOREBAY_KIND_COUNT, FOREBAY_MAX_LOG_LIMIT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire,
+    FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire,
 )
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport Events, Next, Verdict, table_find, table_now
 
-from forebay.errors import InvalidLimiter
+from forebay.core.limiter_arguments import log_bits, log_shape
 from forebay.rate import as_rate
 from forebay.segment import layout
-from forebay.segment.extents import ExtentShape, Purpose, open_extent
+from forebay.segment.extents import Purpose, open_extent
 
 
 # Bits of an entry; the rest is its time plus 1.
 cdef uint64_t GIVEN_BACK = <uint64_t>1 << 63
 cdef uint64_t LAP = <uint64_t>1 << 62
-
-cdef enum:
-    # The position and the lap stay with the cell through an insertion, whose claim needs the other bits.
-    MAX_LIMIT = FOREBAY_MAX_LOG_LIMIT
 
 
 cdef inline uint64_t position_of(const LimitParams* params, uint64_t state) noexcept nogil:
@@ -454,7 +450,7 @@ cdef class SlidingLog(CellLimiter):
 
     def __cinit__(self, store, name, rate, *, keys):
         self.rate = as_rate(rate)
-        self.extent_shape(self.rate, keys, name)
+        log_shape(self.rate, keys, name)
         self.kind = FOREBAY_KIND_COUNT
         self.take = log_take
         self.give_back = log_give_back
@@ -462,10 +458,7 @@ cdef class SlidingLog(CellLimiter):
         self.describe = describe_log
         self.params.limit = self.params.rate_limit = self.params.words_per_cell = self.rate.limit
         self.params.period_ns = self.rate.period_ns
-        self.params.low_bits = 1 + count_bits_for(self.params.limit - 1)
-        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        if self.params.low_bits > count_bits_for(self.params.period_ns):
-            raise InvalidLimiter(f"{self.rate} is too fast for a sliding log: take a token bucket")
+        self.params.low_bits = log_bits(self.rate)
         encoding = b"log %d %d" % (self.params.limit, self.params.period_ns)
         self.extent = open_extent(store.attachment, name, Purpose(
             algorithm=layout.ALGORITHM_SLIDING_LOG, words_per_cell=self.params.words_per_cell,
@@ -487,15 +480,9 @@ cdef class SlidingLog(CellLimiter):
         """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     @staticmethod
-    def extent_shape(rate, keys, name):
-        if rate.limit > MAX_LIMIT:
-            raise InvalidLimiter(f"a sliding log takes limits up to 2**23, not {rate.limit}: take a sliding window")
-        return ExtentShape.checked(keys, rate.limit, name)
-
-    @staticmethod
     def bytes_needed(rate, *, keys):
         """How many bytes a sliding log of this rate and number of keys takes of its store's file system."""
-        return SlidingLog.extent_shape(as_rate(rate), keys, "").bytes
+        return log_shape(as_rate(rate), keys, "").bytes
 
     def __repr__(self):
         return f"<SlidingLog {self.name!r} {self.rate}, keys={self.keys}>"

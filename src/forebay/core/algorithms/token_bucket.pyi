@@ -93,6 +93,3 @@ class TokenBucket(GcraLimiter):
         Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
         the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
         """
-
-def check_refill(refill: object, initial: object, start: object, burst: int, name: str) -> None:
-    """Raise ``InvalidLimiter`` for arguments of a token bucket that don't go together."""

@@ -20,16 +20,11 @@ from forebay.core.limiter cimport Charge, LimitParams, copy_of
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up
 from forebay.core.table.table cimport TIME_BITS, Events, Next, Verdict, no_events, table_amend
 
-from datetime import datetime, timedelta, timezone
-
 from forebay.core.arguments import kept
-from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
+from forebay.core.limiter_arguments import check_refill, interval_refill_ns, interval_start_ns
+from forebay.errors import CostExceedsLimit, InvalidLimiter
 from forebay.rate import as_rate
 from forebay.segment import layout
-
-
-cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-cdef object MICROSECOND = timedelta(microseconds=1)
 
 
 cdef class TokenBucket(GcraLimiter):
@@ -169,28 +164,6 @@ cdef bint gcra_convert(
     return True
 
 
-def check_refill(refill, initial, start, burst, name):
-    """Raise ``InvalidLimiter`` for arguments of a token bucket that don't go together."""
-    if refill != "continuous" and refill != "interval":
-        raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
-    if start is not None:
-        if not isinstance(start, datetime) or start.utcoffset() is None:
-            raise InvalidLimiter(
-                f"the start of limiter {name!r} is a datetime with a time zone, not {short_repr(start)}")
-        if refill != "interval":
-            raise InvalidLimiter(f"limiter {name!r} refills all the time: start= is for refill='interval'")
-    if initial is None:
-        return
-    if isinstance(initial, bool) or not isinstance(initial, int) or not 1 <= initial <= burst:
-        raise InvalidLimiter(
-            f"the initial permits of limiter {name!r} are a whole number from 1 to its burst, {burst}, not "
-            f"{short_repr(initial)}")
-    if refill == "interval":
-        raise InvalidLimiter(
-            f"limiter {name!r} refills in intervals, so its keys start with the whole burst: take "
-            "refill='continuous' with initial=, or a lower burst")
-
-
 cdef void describe_initial(
     const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
 ) noexcept nogil:
@@ -278,14 +251,11 @@ cdef class IntervalTokenBucket(TokenBucket):
         self.give_back = interval_give_back
         self.set_charge = count_charge
         self.describe = describe_intervals
-        start_ns = 0 if start is None else (start - EPOCH) // MICROSECOND * 1000
+        start_ns = interval_start_ns(start)
         self.params.phase_ns = (int(self.segment.wall_epoch_ns) - start_ns) % int(self.params.period_ns)
         self.params.low_bits = count_bits_for(self.params.rate_limit - 1)
-        if self.full_ns() > self.most_ahead_ns:
-            raise InvalidLimiter(
-                f"limiter {self.name!r} would take too long to refill a burst of {short_repr(burst)} at {self.rate}: "
-                "lower the burst or raise the rate")
-        self.longest_wait_ns = self.most_ahead_ns - <uint64_t>self.full_ns()
+        self.longest_wait_ns = self.most_ahead_ns - <uint64_t>interval_refill_ns(
+            self.rate, self.burst, self.most_ahead_ns, self.name)
         self.charge_for(1, &self.params, &self.unit)
         encoding = b"intervals %d %d %d" % (self.params.rate_limit, self.params.period_ns, self.params.low_bits)
         if start_ns % int(self.params.period_ns):
@@ -299,10 +269,6 @@ cdef class IntervalTokenBucket(TokenBucket):
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
         return allow_by(self, key, interval_take, NULL)
-
-    cdef object full_ns(self):
-        """The longest time in which an empty bucket fills, plus at least a quantum, in ns."""
-        return (int(boundaries_for(&self.params, self.params.limit)) + 1) * self.params.period_ns
 
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
         if rate is not None or burst is not None:

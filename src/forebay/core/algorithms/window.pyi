@@ -131,8 +131,3 @@ class SlidingWindow(WindowLimiter):
         """
     @property
     def rounding(self) -> str: ...
-
-def check_align(align: object, timezone: object) -> None:
-    """Raise ``InvalidLimiter`` for arguments of a fixed window that don't go together."""
-
-def rounds_up(rounding: str | None, limit: int) -> bool: ...

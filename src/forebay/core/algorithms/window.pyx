@@ -37,7 +37,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.algorithms.conversion cimport KEEP_SHARE, KEEP_USED, Keep, scaled
 from forebay.core.algorithms.counts cimport (
-    CALENDAR_WINDOWS, count_bits_for, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
+    CALENDAR_WINDOWS, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
 )
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Outlook
@@ -46,35 +46,16 @@ from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_KIND_USED, ForebayCell, ForebayLine, highest_bit, multiply_divide_down,
     multiply_divide_up,
 )
-from forebay.core.table.table cimport (
-    MOST_USED, USED_BITS, Decide, Events, Next, Verdict, no_events, table_amend, table_now,
-)
+from forebay.core.table.table cimport MOST_USED, Decide, Events, Next, Verdict, no_events, table_amend, table_now
 
 from array import array
 
 from forebay.calendars import calendar_of
 from forebay.core.arguments import kept
+from forebay.core.limiter_arguments import check_align, fixed_bits, rounds_up, sliding_bits
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
-
-
-cdef enum:
-    # Bits above those of a limiter's own limit, for tiers with larger limits; fewer if a quantum would be too long.
-    TIER_BITS = 10
-    # A quantum is at most 2**-FINE_BITS of a window, where the counts leave enough bits.
-    FINE_BITS = 16
-    LEAST_PREVIOUS_BITS = 4
-    # The largest limit for which a sliding window rounds up by default: there one permit is a fifth of it, or more.
-    MOST_ROUNDED_UP = 5
-
-
-def rounds_up(rounding, limit):
-    """Whether a sliding window with this limit rounds up the previous window's part of the estimate."""
-    if rounding is not None and (not isinstance(rounding, str) or rounding not in ("up", "down")):
-        raise InvalidLimiter(
-            f"rounding is 'up' or 'down', not {short_repr(rounding)}; left out, it depends on the limit")
-    return limit <= MOST_ROUNDED_UP if rounding is None else rounding == "up"
 
 
 cdef bint fixed_take(
@@ -384,7 +365,6 @@ cdef class FixedWindow(WindowLimiter):
 
     def __cinit__(self, store, name, rate, align="clock", *, timezone=None):
         cdef bytes windows
-        cdef int window_bits
         check_align(align, timezone)
         if align == "calendar":
             self.calendar, limit = calendar_of(rate, timezone)
@@ -397,7 +377,6 @@ cdef class FixedWindow(WindowLimiter):
             rate = as_rate(rate)
             self.count_by(rate, rate.period_ns)
             windows = b"%d" % self.params.period_ns
-        window_bits = count_bits_for(self.params.period_ns)
         if align == "first":
             self.take, self.give_back, self.describe = first_take, first_give_back, describe_first
             self.convert_by = first_convert
@@ -409,15 +388,9 @@ cdef class FixedWindow(WindowLimiter):
             self.take, self.give_back, self.describe = fixed_take, fixed_give_back, describe_fixed
             self.convert_by = fixed_convert
         self.align = align
-        self.params.low_bits = count_bits_for(self.params.limit)
-        if align in ("first", "stagger") and self.params.low_bits + USED_BITS <= window_bits:
-            self.params.used_bits = USED_BITS
-            self.params.low_bits += USED_BITS
+        self.params.low_bits, self.params.used_bits = fixed_bits(self.params.limit, self.params.period_ns, align)
+        if self.params.used_bits:
             self.kind = FOREBAY_KIND_USED
-        if align != "first":
-            self.params.low_bits = max(
-                self.params.low_bits,
-                min(count_bits_for(self.params.limit) + TIER_BITS, window_bits - FINE_BITS))
         encoding = b"fixed %s %s %d" % (align.encode(), windows, self.params.low_bits)
         if align == "first":
             self.params.steps = steps_for(self.params.period_ns, self.params.low_bits)
@@ -496,15 +469,6 @@ cdef class FixedWindow(WindowLimiter):
         return low_mask(self.params.low_bits - self.params.used_bits)
 
 
-def check_align(align, timezone):
-    """Raise ``InvalidLimiter`` for arguments of a fixed window that don't go together."""
-    if not isinstance(align, str) or align not in ("clock", "first", "stagger", "calendar"):
-        raise InvalidLimiter(f"align is 'clock', 'first', 'stagger' or 'calendar', not {short_repr(align)}")
-    if timezone is not None and align != "calendar":
-        raise InvalidLimiter(
-            f"a time zone is for windows by the calendar: align='calendar', timezone={short_repr(timezone)}")
-
-
 cdef inline void describe_count(
     const Charge* charge, const Counted* counted, bint allowed, Outlook* outlook
 ) noexcept nogil:
@@ -558,33 +522,18 @@ cdef class SlidingWindow(WindowLimiter):
 
     def __cinit__(self, store, name, rate, *, rounding=None):
         cdef bytes encoding
-        cdef int count_bits, room, previous_bits, shift = 0
         rate = as_rate(rate)
         self.count_by(rate, rate.period_ns)
-        count_bits = count_bits_for(self.params.limit)
-        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        room = count_bits_for(self.params.period_ns)
         self.take = sliding_take
         self.give_back = sliding_give_back
         self.convert_by = sliding_convert
         self.describe = describe_sliding
         self.params.rounds_up = rounds_up(rounding, self.params.limit)
-        count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
-        previous_bits = min(count_bits, room - count_bits)
-        if previous_bits < min(count_bits, <int>LEAST_PREVIOUS_BITS):
-            raise InvalidLimiter(
-                f"{self.rate} is too much for a sliding window to count in one cell: take a longer period, or a token "
-                f"bucket")
-        if previous_bits < count_bits:
-            while (self.params.limit + low_mask(shift)) >> shift > low_mask(previous_bits):
-                shift += 1
-        self.params.low_bits = count_bits + previous_bits
-        self.params.previous_bits = previous_bits
-        self.params.previous_shift = shift
+        self.params.low_bits, self.params.previous_bits, self.params.previous_shift = sliding_bits(rate)
         self.charge_for(1, &self.params, &self.unit)
-        encoding = b"sliding %d %d %d" % (self.params.period_ns, self.params.low_bits, previous_bits)
-        if shift:
-            encoding += b" %d" % shift
+        encoding = b"sliding %d %d %d" % (self.params.period_ns, self.params.low_bits, self.params.previous_bits)
+        if self.params.previous_shift:
+            encoding += b" %d" % self.params.previous_shift
         self.register(layout.ALGORITHM_SLIDING_WINDOW, encoding)
 
     @cython.binding(False)

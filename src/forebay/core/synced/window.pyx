@@ -64,7 +64,7 @@ from forebay.core.table.native cimport (
 )
 from forebay.core.table.table cimport ALLOWED, Events, Next, Verdict, table_amend, table_find, table_now
 
-from forebay.core.algorithms.window import rounds_up
+from forebay.core.limiter_arguments import rounds_up
 from forebay.errors import InvalidLimiter
 from forebay.rate import as_rate
 from forebay.segment import layout

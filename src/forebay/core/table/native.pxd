@@ -23,10 +23,6 @@ cdef extern from "forebay/layout.h" nogil:
     const uint64_t FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW
     const uint64_t FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET
 
-    const int FOREBAY_MAX_LOG_LIMIT
-    const int FOREBAY_MAX_BUCKETS
-    const int FOREBAY_MAX_KEPT_BITS
-    const int FOREBAY_MAX_CONCURRENCY_LIMIT
     const int FOREBAY_SYNCED_NAME_WORD
     const int FOREBAY_SYNCED_INCARNATION_WORD
     const int FOREBAY_SYNCED_CHECKSUM_WORD

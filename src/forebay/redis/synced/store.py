@@ -12,8 +12,8 @@ from typing import Any, Final, Self, overload
 
 from forebay._native import need_compiled_core
 from forebay.core.algorithms.token_bucket import TokenBucket
-from forebay.core.algorithms.window import FixedWindow, SlidingWindow, check_align
-from forebay.core.limiter import bound_arguments
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
+from forebay.core.limiter_arguments import bound_arguments, check_align
 from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
 from forebay.errors import InvalidLimiter, StoreClosed, redacted_repr, short_repr
