@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from inspect import Signature
-from typing import ClassVar, Literal, NoReturn, final
+from typing import ClassVar, Literal, NoReturn, Self, final
 
 __all__ = ["Decision", "Outlook", "decision_of", "seconds_from_ns"]
 
@@ -55,7 +55,7 @@ class Decision:
     limiter: str
     outlook: Outlook
 
-    def __init__(self) -> None:
+    def __new__(cls) -> Self:
         raise TypeError("decisions are made by limiters: use limiter.hit(key)")
 
     def __init_subclass__(cls) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from inspect import Signature
-from typing import Any, ClassVar, NoReturn, final
+from typing import Any, ClassVar, NoReturn, Self, final
 
 from forebay.fallback.decision import seconds_from_ns
 from forebay.rate import as_delay_ns
@@ -46,7 +46,7 @@ class Reservation:
     _undo: list[Callable[[], object]]
     _pid: int
 
-    def __init__(self) -> None:
+    def __new__(cls) -> Self:
         raise TypeError("reservations are made by limiters: use limiter.reserve(key)")
 
     def __init_subclass__(cls) -> None:
