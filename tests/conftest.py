@@ -35,12 +35,15 @@ FIGURES = pytest.StashKey[list[tuple[str, str]]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="proofs with their full bounds: an hour instead of minutes")
+    parser.addoption("--few", action="store_true", help="a tenth of the examples that Hypothesis draws")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[FIGURES] = []
     if config.getoption("--full"):
         examples.be_full()
+    if config.getoption("--few"):
+        examples.be_few()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+from forebay import native
+
 NEEDS = {
     "forebay.contrib.aiohttp": ("aiohttp", "aiohttp"),
     "forebay.contrib.aiohttp_client": ("aiohttp", "aiohttp"),
@@ -19,12 +21,15 @@ NEEDS = {
     "forebay.contrib.requests": ("requests", "requests"),
     "forebay.contrib.rest_framework": ("rest_framework", "rest-framework"),
     "forebay.contrib.rq": ("rq", "rq"),
-    "forebay.limits": ("limits", "limits"),
     "forebay.redis": ("redis", "redis"),
     "forebay.rules.model": ("msgspec", "rules"),
     "forebay.cli.verify": ("click", "cli"),
     "forebay.cli.tune": ("click", "cli"),
 }
+if native:
+    # With the pure-Python fallback its import has another error.
+    NEEDS["forebay.limits"] = ("limits", "limits")
+
 PROGRAM = """
 import importlib, json, sys
 

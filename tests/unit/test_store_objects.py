@@ -34,7 +34,6 @@ from forebay import (
 )
 from forebay.segment import layout
 from forebay.testing import ManualClock
-from forebay.verification import verify
 
 LIMITERS = 256
 
@@ -71,10 +70,16 @@ def test_store_checks_its_options_before_it_makes_a_file(store_name: str) -> Non
         {"mode": 0o666},
         {"mode": 0o644},
         {"group": "root"},
-        {"mode": 0o660, "group": "no such group"},
     ):
         with pytest.raises(ValueError, match=r"on_full|clock|mode|group"):
             Store(store_name, keys=1, **options)  # type: ignore[arg-type]
+    with pytest.raises(SegmentError, match="no such file"):
+        Store.unlink(store_name)
+
+
+def test_group_that_does_not_exist_is_refused(store_name: str) -> None:
+    with pytest.raises(ValueError, match="no such group"):
+        Store(store_name, keys=1, mode=0o660, group="no such group")
     with pytest.raises(SegmentError, match="no such file"):
         Store.unlink(store_name)
 
@@ -391,7 +396,16 @@ def test_limiters_of_one_name_and_several_algorithms_are_counted_apart(store_nam
         assert store.stats().limiters == other.stats().limiters == expected
         assert list(store.stats().limiters) == list(expected)
         assert store.stats().total == LimiterStats(allowed=5, denied=1, inserted=4)
-        assert verify(store_name).limiters == tuple(expected)
+
+
+def test_verification_names_limiters_as_the_statistics_do(store_name: str) -> None:
+    from forebay.verification import verify
+
+    with Store(store_name, keys=100) as store:
+        assert TokenBucket(store, "api", "2/hour").allow("k")
+        assert FixedWindow(store, "api", "1/hour").allow("k")
+        FixedWindow(store, "login", "1/hour")
+        assert verify(store_name).limiters == tuple(store.stats().limiters)
         assert verify(store_name).findings == ()
 
 
