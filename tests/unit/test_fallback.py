@@ -211,3 +211,38 @@ def test_forked_child_counts_apart_and_takes_no_held_lock() -> None:
         "-W",
         "ignore",
     )
+
+
+def test_decision_within_another_breaks_no_search_for_room() -> None:
+    """A callback of the garbage collector or a signal handler may decide while another decision reads all keys."""
+    succeed(
+        """
+        from forebay import Store, TokenBucket
+        from forebay.fallback.gcra import Gcra
+
+        store = Store.private(keys=1)
+        limiter = TokenBucket(store, "api", "1/hour")
+        within, usual = [], Gcra.expiry_ns
+
+        def decide(self, state):
+            if not within:
+                within.append(True)
+                # Makes room and inserts, while the other one looks for room.
+                assert limiter.allow(object_key())
+                within.clear()
+            return usual(self, state)
+
+        def object_key(numbers=iter(range(10**6))):
+            return f"within {next(numbers)}"
+
+        Gcra.expiry_ns = decide
+        for number in range(5000):
+            assert limiter.allow(number)
+            if store.stats().total.evicted > 500:
+                break
+        else:
+            raise AssertionError("nothing was evicted")
+        """,
+        "-W",
+        "ignore",
+    )

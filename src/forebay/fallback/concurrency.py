@@ -228,7 +228,7 @@ class Concurrency(Limiter):
         """Whether so many permits are free."""
         if cost <= self.limit - len(ends_ns):
             return True
-        return cost <= self.limit - sum(end_ns > now_ns for end_ns in ends_ns.values())
+        return cost <= self.limit - sum(end_ns > now_ns for end_ns in list(ends_ns.values()))
 
     def take(self, tag: Tag, cost: int, now_ns: int) -> tuple[Verdict, list[int] | None]:
         """Take permits, all or none. Returns their numbers, or None; none if the table is full and allows it."""
@@ -240,12 +240,12 @@ class Concurrency(Limiter):
         if not self.has_room(ends_ns, cost, now_ns):
             verdict.allowed = False
             return verdict, None
-        # The oldest come first, so this rarely looks at more than those that have ended.
-        ended = list(itertools.takewhile(lambda number: ends_ns[number] <= now_ns, ends_ns))
-        if cost > self.limit - len(ends_ns) + len(ended):
-            ended = [number for number, end_ns in ends_ns.items() if end_ns <= now_ns]
-        for number in ended:
-            del ends_ns[number]
+        first = next(iter(ends_ns), None)
+        # The oldest come first: unless that one has ended, the others are looked at only for lack of room.
+        if cost > self.limit - len(ends_ns) or (first is not None and ends_ns.get(first, 0) <= now_ns):
+            for number, end_ns in ends_ns.copy().items():
+                if end_ns <= now_ns:
+                    ends_ns.pop(number, None)
         taken = list(itertools.islice(_numbers, cost))
         ends_ns.update(dict.fromkeys(taken, now_ns + self.lease_ns))
         return verdict, taken
@@ -405,7 +405,7 @@ class Concurrency(Limiter):
 
     def decision(self, tag: Tag, now_ns: int, cost: int, allowed: bool | None, full: bool = False) -> Decision:
         """The Decision for the current slots. With `allowed` None, it allows if `cost` permits are free."""
-        ends_ns = sorted(end_ns for end_ns in self.ends_ns(tag).values() if end_ns > now_ns)
+        ends_ns = sorted(end_ns for end_ns in list(self.ends_ns(tag).values()) if end_ns > now_ns)
         available = self.limit - len(ends_ns)
         if allowed is None:
             allowed = available >= cost

@@ -119,7 +119,11 @@ class Cell(NamedTuple):
 
 
 class Table:
-    """The states of keys. The caller holds the memory's lock."""
+    """The states of keys. The caller holds the memory's lock.
+
+    A signal handler, a finalizer or a callback of the garbage collector may decide, too, in the thread that holds it.
+    So a loop over cells reads a copy.
+    """
 
     def __init__(self, keys: int, capacity: int) -> None:
         self.keys, self.capacity = keys, capacity
@@ -140,7 +144,7 @@ class Table:
         self._cells.clear()
 
     def count_live(self, now_ns: int) -> int:
-        return sum(cell.algorithm.expiry_ns(cell.state) > now_ns for cell in self._cells.values())
+        return sum(cell.algorithm.expiry_ns(cell.state) > now_ns for cell in self._cells.copy().values())
 
     def decide(
         self, tag: Tag, now_ns: int, algorithm: Algorithm, charge: Charge, on_full: str, counts: Counts
@@ -175,18 +179,19 @@ class Table:
         """Make room for one more key: None, or the time at which there will be room."""
         if len(self._cells) < self.capacity:
             return None
-        expiries = {tag: cell.algorithm.expiry_ns(cell.state) for tag, cell in self._cells.items()}
+        cells = self._cells.copy()
+        expiries = {tag: cell.algorithm.expiry_ns(cell.state) for tag, cell in cells.items()}
         victims = [tag for tag, expiry_ns in expiries.items() if expiry_ns <= now_ns]
         if not victims:
             if on_full != "evict":
                 return min(expiries.values())
-            victims = self._victims(now_ns, expiries)
+            victims = self._victims(cells, now_ns, expiries)
             counts.evicted += len(victims)
         for tag in victims:
-            del self._cells[tag]
+            self.remove(tag)
         return None
 
-    def _victims(self, now_ns: int, expiries: dict[Tag, int]) -> list[Tag]:
+    def _victims(self, cells: dict[Tag, Cell], now_ns: int, expiries: dict[Tag, int]) -> list[Tag]:
         """The keys to forget. See `choose_victim` in core/table/table.pyx.
 
         Some keys tell how much they have used: among these, the ones that have used least go first. The others go in
@@ -195,7 +200,7 @@ class Table:
         """
         telling: list[tuple[int, int, int, Tag]] = []
         others: list[tuple[int, int, int, Tag]] = []
-        for number, (tag, cell) in enumerate(self._cells.items()):
+        for number, (tag, cell) in enumerate(cells.items()):
             used = cell.algorithm.used(cell.state, now_ns)
             listed = others if used is None else telling
             # The number, because tags can't be compared.
@@ -272,12 +277,13 @@ class Memory:
 
     def stats(self) -> dict[str, LimiterStats]:
         with self.lock:
-            labels = labels_of(self._counts)
+            listed = self._counts.copy()
+            labels = labels_of(listed)
             return {
                 labels[name, algorithm]: LimiterStats(
                     counts.allowed, counts.denied, counts.inserted, counts.evicted, counts.full, algorithm=algorithm
                 )
-                for (name, algorithm), counts in self._counts.items()
+                for (name, algorithm), counts in listed.items()
             }
 
     def count_live(self) -> int:
@@ -289,7 +295,7 @@ class Memory:
         with self.lock:
             for table in (self.table, *self.extents.values()):
                 table.clear()
-            for counts in self._counts.values():
+            for counts in list(self._counts.values()):
                 counts.__init__()  # type: ignore[misc]
             if self.follows_python:
                 self._set_ns = 0
