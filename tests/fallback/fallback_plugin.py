@@ -66,6 +66,8 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     ),
     "a lock makes one step of each decision, and of each batch": (
         "unit/test_allow_many.py::test_large_batch_lets_other_threads_run",
+        "unit/test_held_request_ids.py::test_request_at_once_with_a_renewal_never_goes_without_a_permit",
+        "unit/test_held_request_ids.py::test_two_requests_at_once_hold_one_set_of_permits",
         "unit/test_refund_races.py",
         "unit/test_request_ids.py::test_late_rollback_takes_no_other_requests_permit",
     ),
