@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from forebay.segment.kernel_files import read_kernel_file
 from forebay.segment.mapping import is_in_memory
 
 __all__ = ["is_shortage", "refuse_what_does_not_fit", "shortage"]
@@ -87,10 +88,10 @@ def _bytes_available(fd: int) -> int | None:
         sizes.append(_numbers(PROC / "meminfo")["MemAvailable:"] * 1024)
     for group in _control_groups():
         with suppress(OSError, ValueError, KeyError):
-            most = int((group / "memory.max").read_text())  # "max", if there is no limit, is a ValueError
+            most = int(read_kernel_file(group / "memory.max"))  # "max", if there is no limit, is a ValueError
             numbers = _numbers(group / "memory.stat")
             # The kernel drops cached files before it ends a process.
-            used = int((group / "memory.current").read_text()) - numbers["active_file"] - numbers["inactive_file"]
+            used = int(read_kernel_file(group / "memory.current")) - numbers["active_file"] - numbers["inactive_file"]
             sizes.append(max(most - used, 0))
     return min(sizes, default=None)
 
@@ -98,7 +99,7 @@ def _bytes_available(fd: int) -> int | None:
 def _control_groups() -> list[Path]:
     """This process's control group and the groups that contain it."""
     with suppress(OSError):
-        for line in (PROC / "self/cgroup").read_text().splitlines():
+        for line in os.fsdecode(read_kernel_file(PROC / "self/cgroup")).splitlines():
             if line.startswith("0::/"):
                 group = CONTROL_GROUPS / line.removeprefix("0::/")
                 return [group, *group.parents]
@@ -107,4 +108,4 @@ def _control_groups() -> list[Path]:
 
 def _numbers(file: Path) -> dict[str, int]:
     """The first number of each line, by the line's first word."""
-    return {words[0]: int(words[1]) for words in map(str.split, file.read_text().splitlines())}
+    return {words[0]: int(words[1]) for words in map(str.split, read_kernel_file(file).decode().splitlines())}

@@ -13,6 +13,7 @@ from typing import Final
 
 from forebay.errors import ClockMismatch, SegmentError, SegmentSpaceError
 from forebay.rate import NS
+from forebay.segment.kernel_files import read_kernel_file
 
 __all__ = ["monotonic_ns", "read_boot_id", "read_offset_ns", "time_namespace"]
 
@@ -39,8 +40,7 @@ def time_namespace() -> int | None:
 def read_boot_id() -> bytes:
     """The id of this boot. System containers may have an id of their own."""
     try:
-        with open(BOOT_ID, encoding="utf-8") as file:
-            return bytes.fromhex(file.read().strip().replace("-", ""))
+        return bytes.fromhex(read_kernel_file(BOOT_ID).decode().strip().replace("-", ""))
     except OSError as error:
         raise _not_read(BOOT_ID, error) from None
 
@@ -52,8 +52,7 @@ def read_offset_ns() -> int:
     would read another clock, and the kernel shows only the offsets of the children's namespace.
     """
     try:
-        with open(OFFSETS, encoding="utf-8") as file:
-            lines = file.read().splitlines()
+        lines = read_kernel_file(OFFSETS).decode().splitlines()
         if not os.path.samefile(OWN_NAMESPACE, CHILDRENS_NAMESPACE):
             raise ClockMismatch(
                 OWN_NAMESPACE,

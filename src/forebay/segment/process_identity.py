@@ -44,6 +44,8 @@ import threading
 from functools import cache
 from typing import Final
 
+from forebay.segment.kernel_files import read_kernel_file
+
 __all__ = ["Owners", "this_process"]
 
 PID_BITS: Final = 22  # the largest pid that Linux gives
@@ -113,8 +115,7 @@ def _start_incarnation(process: int | str) -> int | None:
     except OSError:
         return None
     try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            stat = file.read()
+        stat = read_kernel_file(f"/proc/{process}/stat")
     except OSError:
         return None
     # The command may contain spaces and brackets; the fields after it don't. They begin with 3; the start time is 22.
@@ -205,8 +206,7 @@ def _has_ended(owner: int) -> bool:
     if not _sees_own_processes():
         return False
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            status = dict(line.partition(b":\t")[::2] for line in file.read().splitlines())
+        status = dict(line.partition(b":\t")[::2] for line in read_kernel_file(f"/proc/{pid}/status").splitlines())
     except OSError:  # no free descriptor for that either, or this user may not see it
         return False
     # A process whose first thread has ended before the others looks like a zombie.
