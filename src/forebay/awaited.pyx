@@ -4,6 +4,7 @@ Compiled, as a call of a leased limiter takes a fraction of a microsecond."""
 
 cimport cython
 
+import sys
 from types import CoroutineType
 
 from forebay.errors import NotAwaited
@@ -17,6 +18,9 @@ cdef class Awaited:
     A coroutine object is always true, so a forgotten ``await`` before ``allow`` or ``wait_async`` would admit every
     request. An awaited, gathered or cancelled object, or one given to a task, behaves as the coroutine that it was made
     of. Python warns of a coroutine that is never awaited, and also of this one.
+
+    From Python 3.12 on, the ``repr`` of a task looks whether its coroutine is true. asyncio logs that ``repr``, so this
+    one question is answered as a coroutine answers it.
     """
 
     cdef object coroutine
@@ -30,6 +34,9 @@ cdef class Awaited:
         return CoroutineType
 
     def __bool__(self):
+        # A compiled function has no frame of its own: this one is its caller's.
+        if sys._getframe().f_globals.get("__name__") == "asyncio.base_tasks":
+            return True
         raise NotAwaited(
             f"{self.coroutine.__qualname__}() was not awaited: what it returns is neither true nor false before; write "
             "await before the call"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Coroutine, Generator
 from types import CoroutineType
-from typing import Any, Generic, NoReturn, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 from forebay.errors import NotAwaited
 
@@ -19,6 +20,9 @@ class Awaited(Generic[T_co]):
 
     A coroutine object is always true, so a forgotten ``await`` before ``allow`` or ``wait_async`` would admit every
     request. Python warns of a coroutine that is never awaited, and also of this one.
+
+    From Python 3.12 on, the ``repr`` of a task looks whether its coroutine is true. asyncio logs that ``repr``, so this
+    one question is answered as a coroutine answers it.
     """
 
     __slots__ = ("_coroutine",)
@@ -31,7 +35,9 @@ class Awaited(Generic[T_co]):
         # Some libraries of event loops accept only this type when they start a task.
         return CoroutineType
 
-    def __bool__(self) -> NoReturn:
+    def __bool__(self) -> bool:
+        if sys._getframe(1).f_globals.get("__name__") == "asyncio.base_tasks":
+            return True
         raise NotAwaited(
             f"{self.__qualname__}() was not awaited: what it returns is neither true nor false before; "
             "write await before the call"
