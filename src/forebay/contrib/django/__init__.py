@@ -14,13 +14,15 @@ from typing import Any, Final, TypeVar, Unpack
 from forebay.extras import Needs
 
 with Needs("django", __name__):
-    from asgiref.sync import iscoroutinefunction, markcoroutinefunction
     from django.conf import settings
     from django.core.exceptions import ImproperlyConfigured
     from django.core.signals import setting_changed
     from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
     from django.urls import Resolver404, get_resolver
     from django.utils.module_loading import import_string
+# After Django, which brings it, so that the error names Django where both are missing.
+with Needs("django", __name__):
+    from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from forebay.contrib.views import (
     AppGates,
