@@ -621,7 +621,8 @@ def test_newcomer_does_not_overtake(timeline: Timeline, make_waiters: Callable[[
     waiters = make_waiters(limiter)
     timeline.gate.clear()
     getattr(waiters, kind)("first")
-    until(lambda: queued() == 1)
+    until(lambda: timeline.sleeps)
+    assert queued() == 1
     # A permit is free before the first waiter wakes up.
     timeline.now_ns = SECOND
     getattr(waiters, kind)("second")
