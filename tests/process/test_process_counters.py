@@ -301,18 +301,9 @@ def _fork_beside_threads(name: str) -> tuple[int, int]:
     keys = list(range(1500))
     with Store(name, keys=5000) as store:
         bucket = TokenBucket(store, "api", REFILLS_NOTHING, BURST)
-
-        def decide(in_batches: bool) -> None:
-            count = 0
-            while not stop.is_set():
-                if in_batches:
-                    count += len(bucket.allow_many(keys))
-                else:
-                    _decide(bucket, 100)
-                    count += 100
-            counts.append(count)
-
-        threads = [threading.Thread(target=decide, args=(number % 2 == 0,)) for number in range(8)]
+        threads = [
+            threading.Thread(target=_decide_until, args=(stop, bucket, number % 2 == 0, counts)) for number in range(8)
+        ]
         for thread in threads:
             thread.start()
         children = 0
@@ -330,6 +321,20 @@ def _fork_beside_threads(name: str) -> tuple[int, int]:
         for thread in threads:
             thread.join()
         return _counted(store), children + sum(counts)
+
+
+def _decide_until(stop: threading.Event, bucket: TokenBucket, in_batches: bool, counts: list[int]) -> None:
+    """Shares no list and no variable of a closure with a child: without the GIL, both have locks that a fork may find
+    held, and nobody releases them in the child."""
+    keys = list(range(1500))
+    count = 0
+    while not stop.is_set():
+        if in_batches:
+            count += len(bucket.allow_many(keys))
+        else:
+            _decide(bucket, 100)
+            count += 100
+    counts.append(count)
 
 
 def test_workers_of_a_root_master_that_give_up_root(as_root: None, crew: Crew, name: str) -> None:
