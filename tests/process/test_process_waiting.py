@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ REFILLS_NOTHING = "10000/year"
 
 
 def _in_line() -> int:
-    return sum(map(len, waiting._queues.values()))
+    # A copy, because without the GIL a waiter may join while this counts.
+    return sum(map(len, list(waiting._queues.values())))
 
 
 def _is_asleep(pid: int) -> bool:
@@ -178,8 +180,12 @@ def _fork_in_a_line(name: str) -> int:
         threading.Thread(target=limiter.wait, args=("k",), daemon=True).start()
         wait_until(lambda: _in_line() == 1, "a line")
         parent = os.getpid()
+        handled: list[int] = []
 
         def fork(number: int, frame: object) -> None:
+            if handled:
+                return
+            handled.append(number)
             if child := os.fork():
                 raise Forked(child)
             limiter.reset("k")
@@ -188,7 +194,10 @@ def _fork_in_a_line(name: str) -> int:
 
         def interrupt() -> None:
             wait_until(lambda: _in_line() == 2, "a line of two")
-            os.kill(parent, signal.SIGUSR1)
+            # Without the GIL, a signal that comes just before a thread blocks on a lock doesn't end that wait.
+            while not handled:
+                os.kill(parent, signal.SIGUSR1)
+                time.sleep(0.01)
 
         threading.Thread(target=interrupt).start()
         try:
