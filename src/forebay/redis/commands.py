@@ -15,13 +15,24 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from forebay.core.arguments import DEFAULT_REQUEST_TTL, cost_of, ttl_without_id
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
+from forebay.core.arguments import DEFAULT_REQUEST_TTL, KEPT, cost_of, kept, ttl_without_id
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, ForeignState, InvalidKey, LimitExceeded, StoreUnavailable, short_repr
+from forebay.errors import (
+    ForebayError,
+    ForeignState,
+    InvalidKey,
+    InvalidLimiter,
+    LimitExceeded,
+    StoreUnavailable,
+    short_repr,
+)
 from forebay.host_time import host_ns
-from forebay.rate import Duration, Rate, as_period_ns
-from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, LeakyBucket, Seen, delay_us
+from forebay.rate import Duration, Rate, as_period_ns, as_rate
+from forebay.redis import algorithms
+from forebay.redis.algorithms import Algorithm, Charge, Gcra, LeakyBucket, Seen, delay_us
 from forebay.redis.keys import KeySpace, fingerprint
 from forebay.redis.scripts import Script, script
 from forebay.redis.transport.servers import Call
@@ -48,6 +59,8 @@ U = TypeVar("U")
 
 HIT: Final[bytes] = b"hit"
 PEEK: Final[bytes] = b"peek"
+# The algorithms that can convert a state to another limit.
+CONVERTED: Final = {"gcra", "fixed", "sliding"}
 # The operations that a store still sends while it is being closed.
 GIVING_BACK: Final[set[bytes]] = {b"cancel", b"refund", b"release"}
 ONLY_WHOLE_NUMBERS: Final = {int}
@@ -258,6 +271,37 @@ class LimiterCommands:
             script("take_up_to", algorithm.script), [self.key(key)], encode_args(arguments), 2, lambda reply: reply[0]
         )
 
+    def convert(
+        self,
+        key: Key,
+        old_rate: Any,
+        old_burst: int | None,
+        rate: str | Rate | None,
+        burst: int | None,
+        keep: str | None,
+    ) -> Command[int]:
+        if self.kind not in (TokenBucket, FixedWindow, SlidingWindow) or self.algorithm.script not in CONVERTED:
+            raise InvalidLimiter(
+                f"{self!r} can't convert what a key has used: a token bucket with continuous refill, a FixedWindow and "
+                "a SlidingWindow can. Let the key keep its state, or reset it"
+            )
+        if keep is None:
+            keep = KEPT[0] if self.kind is TokenBucket else KEPT[2]
+        kept(keep)
+        if old_rate is None:
+            as_rate(old_rate)  # which raises
+        old, new = self.tier(old_rate, old_burst), self.tier(rate, burst)
+        rates = [old.tolerance_us, *old.rate_arguments] if isinstance(old, Gcra) else [0, 0, 0]
+        one = self.charge_for(key, 1, new)
+        arguments = [keep, old.limit, new.limit, *rates, new.script, *one.arguments, *new.rate_arguments]
+        return Command(
+            script("convert", new.script),
+            [self.key(key)],
+            encode_args(arguments),
+            2,
+            lambda reply: min(reply[0], new.limit),
+        )
+
     def reserve(
         self,
         key: Key,
@@ -337,7 +381,7 @@ class LimiterCommands:
 class StaggeredCommands(LimiterCommands):
     """Commands of a fixed window whose begin differs from key to key."""
 
-    algorithm: FixedWindow
+    algorithm: algorithms.FixedWindow
 
     def __init__(self, keyspace: KeySpace, owner: str, name: str, kind: type, spec: LimiterSpec) -> None:
         super().__init__(keyspace, owner, name, kind, spec)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision, seconds_from_ns
 from forebay.core.table.keys import Key
-from forebay.errors import InvalidLimiter, LimitExceeded
+from forebay.errors import LimitExceeded
 from forebay.rate import Duration, Rate
 from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import (
@@ -34,7 +34,6 @@ __all__ = [
     "BaseReservable",
     "BaseReservation",
     "RedisReservation",
-    "not_converted",
     "would_block",
 ]
 
@@ -286,8 +285,23 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
             lambda: commands.fallback.refund(key, cost, **more),
         )
 
-    def convert(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise not_converted(self)
+    @operation
+    def convert(
+        self,
+        key: Key,
+        old_rate: str | Rate,
+        old_burst: int | None = None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        keep: Literal["permits", "share", "used"] | None = None,
+    ) -> Pending[int]:
+        """Carry what `key` has used over to another limit, and return how many permits remain.
+
+        See ``TokenBucket.convert`` and ``FixedWindow.convert``, with their defaults of `keep`. Raises
+        ``StoreUnavailable`` while Redis is unavailable, and ``InvalidLimiter`` of limiters of another kind.
+        """
+        return self._executor.run_command(self.commands.convert(key, old_rate, old_burst, rate, burst, keep))
 
     @operation
     def reset(self, key: Key) -> Pending[None]:
@@ -329,13 +343,6 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
     def view(self, key: Key, taken: Any) -> Any:
         """The object that gives back this limiter's part of a request to several limits."""
         return self._reserved(key, taken)
-
-
-def not_converted(limiter: object) -> InvalidLimiter:
-    return InvalidLimiter(
-        f"{limiter!r} can't convert what a key has used: a token bucket with continuous refill, a FixedWindow or a "
-        "SlidingWindow over a Store can. Let the key keep its state, or reset it"
-    )
 
 
 def would_block(limiter: object) -> TypeError:

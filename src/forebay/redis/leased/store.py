@@ -28,7 +28,7 @@ from forebay.redis.leased.all_of import AsyncLeasedAllOf, LeasedAllOf
 from forebay.redis.leased.charge import LeasedPart
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
 from forebay.redis.leased.terms import Terms, checked_options, terms_of
-from forebay.redis.limiter import not_converted, would_block
+from forebay.redis.limiter import would_block
 from forebay.redis.operations import awaited, awaited_method
 from forebay.redis.store import AsyncRedisStore, RedisStore, check_all_of
 from forebay.store import Store
@@ -250,7 +250,10 @@ class LeasedBase:
         )
 
     def convert(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise not_converted(self)
+        raise InvalidLimiter(
+            f"{self!r} can't convert what a key has used, as other hosts may have permits on loan: a limiter over a "
+            f"Store or over the {self._redis_kind} itself can. Let the key keep its state, or reset it"
+        )
 
     def _never_books(self) -> InvalidLimiter:
         return InvalidLimiter(

@@ -1,8 +1,8 @@
 """Joins the Lua files to scripts: the shared functions, the algorithms that a call needs, and a main part.
 
-``decide.lua``, ``take_up_to.lua``, ``concurrency_once.lua``, ``concurrency_leases.lua``, ``lease_bucket.lua``,
-``lease_window.lua``, ``sync_bucket.lua``, ``sync_window.lua``, ``sync_hot.lua`` and ``sync_news.lua`` are main parts.
-``clock.lua`` and ``common.lua`` are in each script.
+``decide.lua``, ``take_up_to.lua``, ``convert.lua``, ``concurrency_once.lua``, ``concurrency_leases.lua``,
+``lease_bucket.lua``, ``lease_window.lua``, ``sync_bucket.lua``, ``sync_window.lua``, ``sync_hot.lua`` and
+``sync_news.lua`` are main parts. ``clock.lua`` and ``common.lua`` are in each script.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@
 --   write(key, state, now, a) writes the state to Redis
 --   used(state, now, a)       for a window only: the permits used
 --   left(state, now, a)       the permits that are left, if `a` are the arguments of a request for one permit
+--   convert(state, now, a, keep, old, limit)      changes the state in memory from an old limit to this one. Returns
+--                             whether it does: see convert.lua
 --   amount(permits, a)        the amount that a request for so many permits adds, if that is another number
 --   give_back(key, state, now, a, is_cancelled)   takes a charge back, in Redis
 local algorithms = {}
@@ -38,6 +40,22 @@ local function scaled(a, b, c)
     rest = rest % c
   end
   return whole, rest
+end
+
+-- The same, rounded up.
+local function scaled_up(a, b, c)
+  local whole, rest = scaled(a, b, c)
+  return rest > 0 and whole + 1 or whole
+end
+
+-- How much of a new limit a key has used that has used so much of the old one. `keep` is what stays the same.
+local function converted(used, keep, old_limit, new_limit)
+  if keep == 'share' then
+    return scaled_up(used, new_limit, old_limit)
+  elseif keep == 'permits' then
+    return new_limit - math.min(math.max(old_limit - used, 0), new_limit)
+  end
+  return used
 end
 
 -- The reply of a command; nil if the key holds another type of value.

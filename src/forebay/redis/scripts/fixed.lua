@@ -20,6 +20,12 @@ algorithms.fixed = {
   left = function(state, now, a)
     return a[1] + a[2] - state[2]
   end,
+  convert = function(state, now, a, keep, old, limit)
+    if state[2] > 0 then
+      state[2] = converted(state[2], keep, old.limit, limit)
+      return true
+    end
+  end,
   charge = function(state, now, a)
     state[2] = state[2] + a[1]
   end,

@@ -19,8 +19,29 @@ algorithms.gcra = {
     return left > 0 and (scaled(left, a[4], a[5])) or 0
   end,
   amount = function(permits, a)
-    local whole, rest = scaled(permits, a[5], a[4])
-    return rest > 0 and whole + 1 or whole
+    return scaled_up(permits, a[5], a[4])
+  end,
+  convert = function(state, now, a, keep, old, limit)
+    local ahead, tolerance, most = state[1] - now, a[1] + a[2], 2251799813685248
+    if ahead <= 0 then
+      return false
+    end
+    local function later(value, by, divisor)
+      return value * by / divisor < most and scaled_up(value, by, divisor) or most
+    end
+    if keep == 'share' then
+      ahead = later(ahead, tolerance, old.tolerance)
+    elseif keep == 'used' then
+      ahead = later(later(ahead, old.permits, old.period), a[5], a[4])
+    elseif ahead > old.tolerance then
+      -- Booked ahead.
+      ahead = math.min(tolerance + later(later(ahead - old.tolerance, old.permits, old.period), a[5], a[4]), most)
+    else
+      local left = math.min((scaled(old.tolerance - ahead, old.permits, old.period)), limit)
+      ahead = tolerance - math.min(scaled_up(left, a[5], a[4]), tolerance)
+    end
+    state[1] = now + ahead
+    return true
   end,
   write = function(key, state, now)
     write_text(key, 't' .. text(state[1]), state[1], now)

@@ -22,6 +22,26 @@ algorithms.sliding = {
   left = function(state, now, a)
     return a[1] + a[2] - algorithms.sliding.used(state, now, a)
   end,
+  convert = function(state, now, a, keep, old, limit)
+    local used = algorithms.sliding.used(state, now, a)
+    if used == 0 then
+      return false
+    end
+    if keep == 'share' then
+      state[2] = scaled_up(state[2], limit, old.limit)
+      state[3] = scaled_up(state[3], limit, old.limit)
+      return true
+    end
+    local part, left = used - state[3], math.min(state[1] - now, a[3])
+    used = converted(used, keep, old.limit, limit)
+    state[3] = math.max(used - part, 0)
+    if part > used then
+      -- The most of the window before whose part now is `used`.
+      local most = a[4] == 1 and (scaled(used, a[3], left)) or scaled_up(used + 1, a[3], left) - 1
+      state[2] = math.min(state[2], most)
+    end
+    return true
+  end,
   charge = function(state, now, a)
     state[3] = state[3] + a[1]
   end,
