@@ -21,6 +21,7 @@ from forebay.redis import AsyncLeasedStore, AsyncRedisStore
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allow_many": (["key"],),
     "take_up_to": ("key", 1),
+    "convert": ("key", "50/hour"),
     "charge": ("key", 1),
     **dict.fromkeys(("close", "release", "renew", "cancel"), ()),
 }
@@ -70,6 +71,7 @@ def test_an_unawaited_call_is_neither_true_nor_false(server: RedisServer) -> Non
                     "status",
                     "give_back_flow",
                     "queue_key",
+                    "check_request",
                     "view",
                     "all_of",
                     "together",

@@ -289,7 +289,7 @@ class LimiterCommands:
             keep = KEPT[0] if self.kind is TokenBucket else KEPT[2]
         kept(keep)
         if old_rate is None:
-            as_rate(old_rate)  # which raises
+            as_rate(old_rate)  # type: ignore[arg-type]  # which raises
         old, new = self.tier(old_rate, old_burst), self.tier(rate, burst)
         rates = [old.tolerance_us, *old.rate_arguments] if isinstance(old, Gcra) else [0, 0, 0]
         one = self.charge_for(key, 1, new)

@@ -249,8 +249,8 @@ class LeasedBase:
             f"{self._redis_kind} itself"
         )
 
-    def convert(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise InvalidLimiter(
+    def _never_converts(self) -> InvalidLimiter:
+        return InvalidLimiter(
             f"{self!r} can't convert what a key has used, as other hosts may have permits on loan: a limiter over a "
             f"Store or over the {self._redis_kind} itself can. Let the key keep its state, or reset it"
         )
@@ -340,6 +340,9 @@ class LeasedLimiter(LeasedBase, Permits):
         burst: int | None = None,
     ) -> NoReturn:
         raise self._never_books()
+
+    def convert(self, key: Key, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._never_converts()
 
     def wait(
         self,
@@ -491,3 +494,7 @@ class AsyncLeasedLimiter(LeasedBase):
         burst: int | None = None,
     ) -> NoReturn:
         raise self._never_books()
+
+    @awaited
+    async def convert(self, key: Key, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._never_converts()
