@@ -19,6 +19,7 @@ from forebay import (
     Concurrency,
     FixedWindow,
     InvalidKey,
+    InvalidLimiter,
     LeakyBucket,
     MinInterval,
     NotAwaited,
@@ -73,7 +74,7 @@ def test_wait_async_is_the_only_method_that_is_awaited(limiter: Any) -> None:
             continue
         try:
             answer = method("key")
-        except TypeError:
+        except (TypeError, InvalidLimiter):  # it takes no key
             continue
         if inspect.isawaitable(answer):
             coroutines.append(name)

@@ -107,12 +107,6 @@ def test_invalid_limits_of_a_view_are_refused(its: Its) -> None:
         limited(its.rules[0], cost=2)
     with pytest.raises(InvalidLimiter, match="charge_on has no effect on it"):
         limited(its.held, charge_on={500})
-    with Store.private(keys=1) as other:
-        with pytest.raises(InvalidLimiter, match="belong to one store"):
-            limited(its.two, TokenBucket(other, "other", "1/day"))
-        limited_view = in_django.limited(its.two)(lambda request: HttpResponse())
-        with pytest.raises(InvalidLimiter, match="belong to one store"):
-            in_django.limited(TokenBucket(other, "other", "1/day"))(limited_view)
     with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
         limited(its.two, rate="1/day")  # type: ignore[call-arg]
 
