@@ -31,6 +31,7 @@ from forebay import Concurrency, InvalidLimiter, LimitsDisabledWarning, MinInter
 from forebay.contrib.aiohttp import AiohttpRequest
 from forebay.contrib.flask import Limits
 from forebay.contrib.views import NotInstalled, Visit
+from forebay.redis import RedisStore
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
 from forebay.web import AddressList, Answer, Ban, BodyLimit, Deny, Passage, Rule, everyone, options
@@ -107,6 +108,13 @@ def test_invalid_limits_of_a_view_are_refused(its: Its) -> None:
         limited(its.rules[0], cost=2)
     with pytest.raises(InvalidLimiter, match="charge_on has no effect on it"):
         limited(its.held, charge_on={500})
+    with RedisStore("redis://127.0.0.1:1") as one, RedisStore("redis://127.0.0.1:1") as another:
+        one_limit, other_limit = TokenBucket(one, "one", "1/day"), TokenBucket(another, "other", "1/day")
+        with pytest.raises(InvalidLimiter, match="belong to one store"):
+            limited(one_limit, other_limit)
+        limited_view = in_django.limited(one_limit)(lambda request: HttpResponse())
+        with pytest.raises(InvalidLimiter, match="belong to one store"):
+            in_django.limited(other_limit)(limited_view)
     with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
         limited(its.two, rate="1/day")  # type: ignore[call-arg]
 
@@ -185,7 +193,7 @@ def _statuses(framework: str, its: Its, options: Any, **of_view: Any) -> list[in
 # Flask
 
 
-def flask_app(its: Its, *more: BodyLimit, **options: Any) -> tuple[flask.Flask, Limits]:
+def flask_app(its: Its, *more: Rule | Deny | BodyLimit, **options: Any) -> tuple[flask.Flask, Limits]:
     app = flask.Flask(__name__)
     limits = Limits(app, [*its.rules, *more], **options)
     return app, limits
@@ -268,6 +276,18 @@ def test_flask_exempts_blueprints_and_limits_bodies(its: Its) -> None:
     assert client.post("/", data=b"1234").headers["X-RateLimit-Remaining"] == "2"
     assert [client.post("/free").status_code for _ in range(5)] == [200] * 5
     assert its.left()[1] == 2
+
+
+def test_flask_denies_by_list_without_rules_and_on_exempt_views(its: Its) -> None:
+    denied = Deny(AddressList("127.0.0.1"))
+    its.rules = []
+    alone, _ = flask_app(its, denied)
+    assert alone.test_client().get("/nowhere").status_code == 403
+    app, limits = flask_app(its, Rule(its.two), denied)
+    app.get("/")(limits.exempt(lambda: "there"))
+    assert [app.test_client().get("/").status_code for _ in range(3)] == [403] * 3
+    elsewhere = {"REMOTE_ADDR": "192.0.2.1"}
+    assert [app.test_client().get("/", environ_overrides=elsewhere).status_code for _ in range(3)] == [200] * 3
 
 
 def test_flask_refuses_an_object_that_is_not_a_view(its: Its) -> None:

@@ -36,7 +36,7 @@ from forebay import (
 )
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
-from forebay.web import BodyLimit, ClientAddress, Rule, everyone, options, user
+from forebay.web import AddressList, BodyLimit, ClientAddress, Deny, Rule, everyone, options, user
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -268,6 +268,14 @@ def status_of(url: str, *, is_async: bool) -> int:
 @pytest.mark.parametrize("url", ["/free", "/free/async", "/free/class", "/free/class/async", "/free/as-view"])
 def test_exempt_view_is_not_charged(site: Its, url: str, is_async: bool) -> None:
     assert [status_of(url, is_async=is_async) for _ in range(5)] == [200] * 5
+    assert site.left() == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_exempt_view_refuses_denied_addresses(site: Its, is_async: bool) -> None:
+    for denied, status in (("127.0.0.1", 403), ("192.0.2.1", 200)):
+        with override_settings(FOREBAY={"RULES": [*site.rules, Deny(AddressList(denied))]}):
+            assert status_of("/free", is_async=is_async) == status
     assert site.left() == 3
 
 

@@ -117,7 +117,7 @@ class Limits:
         return decorate
 
     def exempt(self, view: View) -> View:
-        """A decorator: the rules for all requests don't apply to this view or blueprint."""
+        """A decorator: the rules for all requests don't apply to this view or blueprint, except each ``Deny``."""
         if not isinstance(view, Blueprint):
             _check_view(view, "exempt")
         setattr(view, EXEMPT, True)
@@ -125,17 +125,18 @@ class Limits:
         return view
 
     def _decide_for_all(self) -> None:
-        if self._gate.rules and not (self._has_exempted and _is_exempt()):
-            self._decide(None)
+        if self._gate.given:
+            self._decide(None, is_exempt=self._has_exempted and _is_exempt())
 
-    def _decide(self, rules: Rules | None) -> None:
+    def _decide(self, rules: Rules | None, is_exempt: bool = False) -> None:
         environ = request.environ
         visit = environ.get(self._visit_key)
         if visit is None:
             raise NotInstalled("these limits don't know the application: write Limits(app), or limits.init_app(app)")
         # Flask has found the route by now, however the path was written.
         route = None if request.url_rule is None else request.url_rule.rule
-        answer = self._gates.decide(WSGIRequest(environ, route), visit, rules)
+        asked = WSGIRequest(environ, route)
+        answer = self._gates.decide_exempt(asked, visit) if is_exempt else self._gates.decide(asked, visit, rules)
         if answer is None:
             return
         response = _response(answer)

@@ -132,6 +132,10 @@ class AppGates:
             passage = passage.cleanup.wait_turn() or passage
         return self._answer(gate, request, visit, passage)
 
+    def decide_exempt(self, request: Request, visit: Visit) -> Answer | None:
+        """As ``decide``, for a view that is exempt from the rules for all requests: each ``Deny`` applies to it."""
+        return self._answer(self.gate, request, visit, self.gate.refused(request))
+
     async def decide_async(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
         """As ``decide``, in an event loop."""
         gate = self.gate if rules is None else self.gate_of(rules)

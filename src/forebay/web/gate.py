@@ -134,7 +134,7 @@ class Gate:
 
     def enter(self, request: Request) -> Passage | Denial | None:
         """Whether this request may be handled; None: no rule is for it."""
-        if self._denies and (denial := self._refused(request)) is not None:
+        if self._denies and (denial := self.refused(request)) is not None:
             return denial
         plan = self._plan_for(request)
         return None if plan is None else plan.admit(request)
@@ -154,7 +154,7 @@ class Gate:
 
         Its result is true before it is awaited, so a forgotten ``await`` could admit a request.
         """
-        if self._denies and (denial := self._refused(request)) is not None:
+        if self._denies and (denial := self.refused(request)) is not None:
             return denial
         resolved: Any = ResolvedRequest(request)
         if self._awaited_first:
@@ -187,8 +187,8 @@ class Gate:
     def _given(self) -> list[Rule]:
         return [rule for rule in self.given if isinstance(rule, Rule)]
 
-    def _refused(self, request: Request) -> Denial | None:
-        """The denial by a ``Deny``."""
+    def refused(self, request: Request) -> Denial | None:
+        """The denial by a ``Deny``, which is for a request that is exempt from the rules, too."""
         methods, paths = request.methods, request.paths
         if self._unseen_by_denies.unseen:
             self._unseen_by_denies.observe(methods, paths)

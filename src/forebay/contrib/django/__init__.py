@@ -201,7 +201,7 @@ class LimitsMiddleware:
             return self._answer_async(request)
         visit = Visit()
         setattr(request, VISIT, visit)
-        response = None if _is_exempt(request) else _decide(DjangoRequest(request), visit)
+        response = _decide_exempt(request, visit) if _is_exempt(request) else _decide(DjangoRequest(request), visit)
         if response is None:
             try:
                 response = self.get_response(request)
@@ -214,7 +214,7 @@ class LimitsMiddleware:
     async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
         visit = AsyncVisit()
         setattr(request, VISIT, visit)
-        response = None if _is_exempt(request) else await _decide_async(request, visit)
+        response = _decide_exempt(request, visit) if _is_exempt(request) else await _decide_async(request, visit)
         if response is None:
             try:
                 response = await self.get_response(request)
@@ -270,7 +270,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
 
 
 def exempt(view: View) -> View:
-    """A decorator: ``FOREBAY["RULES"]`` don't apply to this view, sync or async; its own limits do.
+    """A decorator: ``FOREBAY["RULES"]`` don't apply to this view, sync or async; its own limits do, and each ``Deny``.
 
     For a class: ``exempt(TheView.as_view())``, or ``method_decorator(exempt, "dispatch")``.
     """
@@ -317,6 +317,10 @@ def _visit_of(request: HttpRequest) -> Visit:
 
 def _decide(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
     return _response(_gates().decide(request, visit, rules))
+
+
+def _decide_exempt(request: HttpRequest, visit: Visit) -> HttpResponseBase | None:
+    return _response(_gates().decide_exempt(DjangoRequest(request), visit))
 
 
 def _response(answer: Answer | None) -> HttpResponseBase | None:
