@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from web_requests import CLIENT, Kind, Site, wsgi_environ
 
 from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
 from forebay.testing import ManualClock
-from forebay.web import ASGIMiddleware, Rule, WSGIMiddleware, everyone, turns
+from forebay.web import ASGIMiddleware, Ban, Rule, WSGIMiddleware, everyone, turns
 
 MakeSite = Callable[..., Site]
 
@@ -181,3 +182,125 @@ def test_a_leaky_bucket_without_a_delay_says_what_it_does(
 def test_the_error_of_a_delay_is_forebays(store: Store) -> None:
     with pytest.raises(InvalidLimiter):
         Rule(FixedWindow(store, "x", "1/s"), delay=1)
+
+
+def test_turns_of_stores_of_different_age_are_all_waited_for(site: MakeSite) -> None:
+    old, new = ManualClock(), ManualClock()
+    with Store.private(keys=9, clock=old) as old_store, Store.private(keys=9, clock=new) as new_store:
+        old.advance(1000)
+        limited = site(
+            [Rule(MinInterval(old_store, "gap", "1s"), delay=9), Rule(MinInterval(new_store, "wide", "3s"), delay=9)]
+        )
+        begin = old.now(), new.now()
+        assert [limited.request().status for _ in range(3)] == [200] * 3
+        assert (old.now() - begin[0], new.now() - begin[1]) == (2, 6)
+
+
+class Held:
+    """An ASGI application in an event loop, and the requests that wait in it."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self._limited = ASGIMiddleware(self._app, rules)
+        self._waiting: list[asyncio.Task[Any]] = []
+
+    async def ask(self, tier: bytes = b"") -> int | None:
+        """The status; None: the request waits for its turn."""
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        fields = [(b"tier", tier)]
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": fields, "client": (CLIENT, 1)}
+        task = asyncio.ensure_future(self._limited(scope, self._receive, send))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if task.done():
+            return statuses[0]
+        self._waiting.append(task)
+        return None
+
+    async def cancel(self) -> None:
+        task = self._waiting.pop()
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def _receive(self) -> Any: ...
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_request_above_the_most_delayed_is_denied_as_any_other() -> None:
+    """No rule charges it, and its ban counts it."""
+    with Store.private(keys=99) as store:
+        quota = FixedWindow(store, "quota", "9/day")
+        ban = Ban(store, "pushers", "2/day", lasts="1 hour")
+
+        async def ask() -> None:
+            gap = real(MinInterval, "1 hour", delay="9 hours", most_delayed=1, ban=ban)
+            held = Held(Rule(quota, key=everyone), gap)
+            assert [await held.ask() for _ in range(4)] == [200, None, 429, 429]
+            assert quota.peek("everyone").remaining == 7
+            assert not ban.peek("everyone")
+            await held.cancel()
+            ban.lift("everyone")
+            assert [await held.ask() for _ in range(2)] == [None, 429]
+            await held.cancel()
+
+        asyncio.run(ask())
+
+
+def test_each_rule_bounds_the_requests_that_it_holds_back() -> None:
+    """Not only the one whose turn comes last; and the tiers of a rule count together."""
+
+    async def ask() -> None:
+        short = real(MinInterval, "1 hour", delay="9 hours", most_delayed=1)
+        held = Held(short, real(MinInterval, "2 hours", delay="9 hours"))
+        assert [await held.ask() for _ in range(3)] == [200, None, 429]
+        await held.cancel()
+        with Store.private(keys=9) as store:
+            tiers = {name: MinInterval(store, name, "1 hour") for name in ("one", "two")}
+            tiered = real(
+                MinInterval,
+                "1 hour",
+                tiers=tiers,
+                tier=lambda request: request.header("tier"),
+                delay=9e3,
+                most_delayed=1,
+            )
+            held = Held(tiered)
+            assert [await held.ask(tier) for tier in (b"one", b"two", b"one", b"two")] == [200, 200, None, 429]
+            await held.cancel()
+            assert await held.ask(b"two") is None
+            await held.cancel()
+
+    asyncio.run(ask())
+
+
+def test_a_child_holds_none_of_its_parents_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = real(MinInterval, "1 hour", delay="9 hours", most_delayed=1)
+    asleep, is_due = threading.Event(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        asleep.set()
+        is_due.wait()
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(sleep=sleep))
+    limited = Site("wsgi", [rule])
+    assert limited.request().status == 200
+    waiting = threading.Thread(target=limited.request)
+    waiting.start()
+    asleep.wait()
+    assert limited.request().status == 429
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            monkeypatch.setattr(turns, "time", SimpleNamespace(sleep=lambda seconds: None))
+            status = int(limited.request().status != 200)
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    is_due.set()
+    waiting.join()

@@ -117,7 +117,7 @@ class LimitsMiddleware:
         request = ASGIRequest(scope)
         passage = await self.gate.enter_unguarded(request) if self.gate.is_awaited else self.gate.enter(request)
         if isinstance(passage, Passage) and passage.cleanup is not None:
-            passage = await passage.cleanup.wait_turn_async() or passage
+            await passage.cleanup.wait_turn_async()
         if isinstance(passage, Denial):
             return await self._deny(passage, self.gate.answer(request, passage), scope, receive, send)
         visit = _Visit(passage, receive, send)

@@ -129,7 +129,7 @@ class AppGates:
         gate = self.gate if rules is None else self.gate_of(rules)
         passage = gate.admit(request)
         if isinstance(passage, Passage) and passage.cleanup is not None:
-            passage = passage.cleanup.wait_turn() or passage
+            passage.cleanup.wait_turn()
         return self._answer(gate, request, visit, passage)
 
     def decide_exempt(self, request: Request, visit: Visit) -> Answer | None:
@@ -141,7 +141,7 @@ class AppGates:
         gate = self.gate if rules is None else self.gate_of(rules)
         passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.admit(request)
         if isinstance(passage, Passage) and passage.cleanup is not None:
-            passage = await passage.cleanup.wait_turn_async() or passage
+            await passage.cleanup.wait_turn_async()
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
             await visit.cleanup.wait()

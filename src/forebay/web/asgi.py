@@ -67,8 +67,7 @@ class ASGIMiddleware(ASGIFastPath):
         if isinstance(passage, Denial):
             return await self._deny(request, passage, receive, send)
         if passage.cleanup is not None:
-            if (denial := await passage.cleanup.wait_turn_async()) is not None:
-                return await self._deny(request, denial, receive, send)
+            await passage.cleanup.wait_turn_async()
             return await TrackedResponse(passage.fields, passage.cleanup, receive, send).run(app, request.native)
         return await app(request.native, receive, SendWithFields(send, passage.fields))
 

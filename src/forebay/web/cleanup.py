@@ -18,9 +18,9 @@ from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.reservation import Reservation
 from forebay.errors import StoreClosed, StoreUnavailable
 from forebay.rate import NS
-from forebay.web.rules import DISCONNECTED, Denial, Rule
+from forebay.web.rules import DISCONNECTED, Rule
 from forebay.web.store_errors import STORE_ERRORS
-from forebay.web.turns import Turn
+from forebay.web.turns import Turn, sleep_until_due, sleep_until_due_async
 
 if TYPE_CHECKING:
     from forebay.redis.transport.deadline import Patience
@@ -133,35 +133,29 @@ class RequestCleanup:
     def __bool__(self) -> bool:
         return bool(self.leases or self.reserved or self.turns)
 
-    def wait_turn(self) -> Denial | None:
-        """Wait in this thread until the request may be handled. If it may not, its permits are back."""
-        if not self.turns:
-            return None
-        with self._given_back_unless_due() as (last, outcome):
-            outcome.append(last.wait())
-        return outcome[0]
+    def wait_turn(self) -> None:
+        """Wait in this thread until the request may be handled. Call it before the handler of an admitted request."""
+        if self.turns:
+            with self._rolled_back_unless_due():
+                sleep_until_due(self.turns)
 
-    async def wait_turn_async(self) -> Denial | None:
+    async def wait_turn_async(self) -> None:
         """As ``wait_turn``, for a task."""
-        if not self.turns:
-            return None
-        with self._given_back_unless_due() as (last, outcome):
-            outcome.append(await last.wait_async())
-        return outcome[0]
+        if self.turns:
+            with self._rolled_back_unless_due():
+                await sleep_until_due_async(self.turns)
 
     @contextlib.contextmanager
-    def _given_back_unless_due(self) -> Generator[tuple[Turn, list[Denial | None]]]:
-        """Within the block, wait for the last turn, and append the denial or None."""
-        turns, self.turns = self.turns, []
-        outcome: list[Denial | None] = []
+    def _rolled_back_unless_due(self) -> Generator[None]:
+        """Within the block, wait for the turns. If that is cancelled or interrupted, they come back."""
         try:
-            yield max(turns, key=lambda turn: turn.due_ns), outcome
-        finally:
-            if outcome != [None]:
-                # Denied, cancelled or interrupted.
-                for turn in turns:
-                    turn.cancel()
-                self.roll_back()
+            yield
+        except BaseException:
+            self.roll_back()
+            raise
+        turns, self.turns = self.turns, []
+        for turn in turns:
+            turn.end()
 
     def merge(self, other: RequestCleanup) -> None:
         """Add what another gate took for the same request.
@@ -229,8 +223,13 @@ class RequestCleanup:
 
     def roll_back(self) -> None:
         """Release and refund everything: the request is denied, or admission failed."""
+        turns, self.turns = self.turns, []
+        for turn in turns:
+            turn.end()
         reserved, self.reserved = self.reserved, []
         with self._one_round_trip():
+            for turn in turns:
+                self._call(turn.cancel)
             for _, reservation in reserved:
                 self.release(reservation)
             self.end(0)

@@ -188,13 +188,12 @@ class Plan:
             if reservation.full:
                 return self.denials.full(reservation.delay_ns)
             return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
-        cleanup.reserved.append((rule, reservation))
         if rule.delay_ns is not None and reservation.delay_ns:
-
-            def deny() -> Denial:
+            if not rule.held_back.add():
+                reservation.cancel()
                 return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
-
-            cleanup.turns.append(Turn(limiter.store, reservation, rule.held_back, deny))
+            cleanup.turns.append(Turn(limiter.store, reservation, rule.held_back))
+        cleanup.reserved.append((rule, reservation))
         decision: Decision = limiter.peek(key, 0)
         return decision
 

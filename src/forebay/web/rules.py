@@ -261,10 +261,15 @@ class Rule:
                 f'tiers are limiters by name, as {{"pro": TokenBucket(store, "pro", "1000/minute")}}, not '
                 f"{short_repr(tiers)}"
             )
-        return {
+        by_tier = {
             name: None if limiter is None else dataclasses.replace(self, limiter=limiter, tiers=None, tier=None)
             for name, limiter in tiers.items()
         }
+        for rule in by_tier.values():
+            if rule is not None:
+                # Together, they hold back as many requests as one rule may.
+                object.__setattr__(rule, "held_back", self.held_back)
+        return by_tier
 
     @property
     def denial_status(self) -> int:

@@ -54,8 +54,7 @@ class WSGIMiddleware(WSGIFastPath):
         if isinstance(passage, Denial):
             return _send(self.gate.answer(request, passage), request, start_response)
         assert passage.cleanup is not None
-        if (denial := passage.cleanup.wait_turn()) is not None:
-            return _send(self.gate.answer(request, denial), request, start_response)
+        passage.cleanup.wait_turn()
         return TrackedResponse(app, request.native, start_response, passage.fields, passage.cleanup)
 
 
