@@ -171,6 +171,26 @@ def test_only_denials_of_its_rule_count(site: MakeSite, store: Store) -> None:
     assert ban.peek(CLIENT)
 
 
+def test_denials_of_another_rule_whose_limiter_has_the_same_name_do_not_count(
+    site: MakeSite, store: Store, clock: ManualClock
+) -> None:
+    rule, ban = banning(store, key=everyone)
+    with Store.private(keys=9, clock=clock) as another:
+        limited = site([Rule(TokenBucket(another, "login", "1/day"), key=everyone), rule])
+        clock.advance(1)
+        assert [(limited.request().status, clock.advance(1))[0] for _ in range(5)] == [200, 429, 429, 429, 429]
+    assert ban.peek("everyone").allowed
+
+
+def test_denials_of_another_key_of_the_same_limiter_do_not_count(site: MakeSite, store: Store) -> None:
+    bucket = TokenBucket(store, "both", "2/day")
+    ban = Ban(store, "guessers", "3/minute", lasts="10 minutes")
+    limited = site([Rule(bucket), Rule(bucket, key=header("X-API-Key", otherwise=everyone), ban=ban)])
+    bucket.hit(CLIENT, 2)
+    assert statuses(limited, 5, fields=[("X-API-Key", "victim")]) == [429] * 5
+    assert statuses(limited, 1, fields=[("X-API-Key", "victim")], client=OTHER) == [200]
+
+
 def test_all_rules_that_deny_count(site: MakeSite, store: Store) -> None:
     """Not only the binding one."""
     bans = [Ban(store, name, "2/hour", lasts="1 hour") for name in ("first", "second")]

@@ -10,7 +10,6 @@ from forebay.web.client import UnknownPeer
 from forebay.web.denials import by_ban
 from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, has_to_be_awaited
-from forebay.web.header_fields import Policy
 from forebay.web.plan import Plan
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Rule
@@ -27,11 +26,8 @@ class BanPlan:
 
     def __init__(self, plan: Plan, rules: Sequence[Rule]) -> None:
         self._plan = plan
-        self._bans: list[tuple[Rule, Ban, str]] = [
-            (rule, rule.ban, Policy(rule.limiter).name) for rule in rules if rule.ban is not None
-        ]
-        """With the name by which denials name the rule's limiter."""
-        keys = [rule.key or plan.client for rule, _, _ in self._bans]
+        self._bans: list[tuple[Rule, Ban]] = [(rule, rule.ban) for rule in rules if rule.ban is not None]
+        keys = [rule.key or plan.client for rule, _ in self._bans]
         self._keys_to_await = [key for key in keys if has_to_be_awaited(key)]
 
     def admit(self, request: Request) -> Passage | Denial:
@@ -55,7 +51,7 @@ class BanPlan:
 
     def _ban_of(self, request: Request) -> Denial | None:
         """The denial by the ban that lasts longest; None if no key is banned."""
-        found = [(rule, ban, ban.peek(self._plan.client_key(rule, request))) for rule, ban, _ in self._bans]
+        found = [(rule, ban, ban.peek(self._plan.client_key(rule, request))) for rule, ban in self._bans]
         banned = [one for one in found if not one[2].allowed]
         return by_ban(*max(banned, key=lambda one: one[2].retry_after_ns)) if banned else None
 
@@ -63,7 +59,7 @@ class BanPlan:
         if isinstance(passage, Denial):
             # The request is denied, whether or not that can be counted.
             with contextlib.suppress(*STORE_ERRORS):
-                for rule, ban, name in self._bans:
-                    if name in passage.violated:
+                for rule, ban in self._bans:
+                    if any(rule is one for one in passage.denied_by):
                         ban.count_denial(self._plan.client_key(rule, request))
         return passage

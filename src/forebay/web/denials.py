@@ -95,7 +95,7 @@ def by_list(deny: Deny, request: Request, client: ClientAddress) -> Denial | Non
         unknown = dataclasses.replace(deny, status=500, answer=None)
         error = UnknownPeer(f"a Deny needs the client's address, which the server hides: {TRUST_REMEDY}")
         log_for_operator("answered by 500", error)
-        return Denial(unknown, (), None, None, (), UNKNOWN)
+        return Denial(unknown, (), None, None, (), cause=UNKNOWN)
     left_s = deny.addresses.left_s(address)
     if left_s is None:
         return None
@@ -139,7 +139,9 @@ class Denials:
         fields = self._writer(visible_rules)(
             [decision for _, decision in visible], self._partitions_of(request, visible_rules)
         )
-        return Denial(rule, tuple(Policy(rule.limiter).name for rule, _ in denied), decision, wait_s, tuple(fields))
+        denied_by = tuple(rule for rule, _ in denied)
+        violated = tuple(Policy(rule.limiter).name for rule in denied_by)
+        return Denial(rule, violated, decision, wait_s, tuple(fields), denied_by)
 
     def for_error(self, error: Exception) -> Denial | None:
         """For one of `DENYING_ERRORS`. None: the request is admitted although its limits could not be checked."""
@@ -147,25 +149,25 @@ class Denials:
             return self._never(error)
         if isinstance(error, UnknownPeer):
             log_for_operator(f"answered by {self._unknown_rule.denial_status}", error)
-            return Denial(self._unknown_rule, (), None, None, (), UNKNOWN)
+            return Denial(self._unknown_rule, (), None, None, (), cause=UNKNOWN)
         if self._admits_unchecked:
             log_for_operator("admitted without a limit", error)
             return None
         if not isinstance(error, StoreUnavailable):
             # Redis logs its own outages.
             log_for_operator(f"answered by {self._unavailable_rule.denial_status}", error)
-        return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), UNAVAILABLE)
+        return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), cause=UNAVAILABLE)
 
     def full(self, wait_ns: int) -> Denial:
         """The store has no room for another key, and denies new ones."""
-        return Denial(self._full_rule, (), None, whole_seconds_up(wait_ns), (), FULL)
+        return Denial(self._full_rule, (), None, whole_seconds_up(wait_ns), (), cause=FULL)
 
     def _never(self, error: CostExceedsLimit) -> Denial:
         rule = next((rule for rule in self._rules if rule.limiter.name == error.limiter), None)
         if rule is None:
             # The error of another limiter, which a key function called.
             raise error
-        return Denial(rule, (Policy(rule.limiter).name,), None, None, ())
+        return Denial(rule, (Policy(rule.limiter).name,), None, None, (), (rule,))
 
     def _writer(self, rules: Sequence[Rule]) -> Writer:
         identities = tuple(map(id, rules))

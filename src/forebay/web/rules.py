@@ -417,6 +417,8 @@ class Denial:
     decision: Decision | None
     retry_after_s: int | None
     fields: tuple[tuple[str, str], ...]
+    denied_by: tuple[Rule, ...] = ()
+    """The rules whose limits denied the request. Limiters of several stores may have the same name."""
     cause: str = ""
     """Why the limits could not be checked: `UNAVAILABLE`, `FULL` or `UNKNOWN` of answers.py; empty if they were."""
     is_ban: bool = False
