@@ -255,7 +255,10 @@ class _RedisPlace:
         self._check_others(others, [*readers, "host", "fallback"])
         self._own = {name: options.pop(name) for name in MODE_OPTIONS[mode] if name in options}
         self._options = options
-        self._server = urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(others), parts.fragment))
+        # `urlunsplit` leaves out the slashes in front of an empty host, which a URL of a Unix socket has.
+        scheme = "" if parts.scheme == "unix" else parts.scheme
+        server = urlunsplit((scheme, parts.netloc, parts.path, urlencode(others), parts.fragment))
+        self._server = server if scheme else f"unix://{server.removeprefix('//')}"
         self._check()
 
     def _check_others(self, others: list[tuple[str, str]], known: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from redis_server import RedisServer
+from redis_server import RedisServer, redis_server
 
 import forebay
 from forebay import Concurrency, InvalidURL, SegmentError, Store, StoreFallbackWarning, TokenBucket
@@ -57,6 +57,19 @@ def test_a_url_of_shared_memory_makes_the_hosts_store(name: str, tmp_path: Path)
         assert store.path == str(tmp_path / "limits")
     with connected(f"shm:///shop?keys=100&directory={tmp_path}", Store) as store:
         assert store.path == str(tmp_path / "forebay-shop")
+
+
+def test_a_url_of_a_unix_socket_reaches_redis(tmp_path: Path, host: str) -> None:
+    socket = tmp_path / "redis.sock"
+    with redis_server("--unixsocket", str(socket)):
+        for url, kind in (
+            (f"unix://{socket}", RedisStore),
+            (f"unix://{socket}?db=1&timeout=2", RedisStore),
+            (f"leased+unix://{socket}?host={host}", LeasedStore),
+        ):
+            with connected(url, kind) as store:
+                bucket = TokenBucket(store, f"{kind.__name__} {len(url)}", "2/hour")
+                assert [bucket.allow("k") for _ in range(3)] == [True, True, False]
 
 
 def test_the_environment_names_the_url(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
