@@ -12,7 +12,7 @@ from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import CurrentMessage, Retries
 from redis_server import redis_server
-from rq import Queue
+from rq import Queue, SimpleWorker
 
 from forebay import Concurrency, InvalidLimiter, LimitExceeded, Store, TokenBucket
 from forebay.contrib import arq as arq_limits
@@ -64,6 +64,47 @@ def test_direct_call_and_sync_queue_of_rq_raise_a_denial(bucket: TokenBucket, mo
         assert "LimitExceeded" in str(job.latest_result().exc_string)
     with pytest.raises(LimitExceeded):
         limited(4)
+
+
+def notify_three_times() -> list[str]:
+    return [outcome_of_notify(number) for number in range(3)]
+
+
+def outcome_of_notify(number: int) -> str:
+    try:
+        return str(notify(number))
+    except LimitExceeded as denial:
+        return str(denial.limiter)
+
+
+def test_direct_call_by_another_job_of_rq_raises_a_denial(bucket: TokenBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = rq_limits.limited(bucket, key="partner")(notify)
+    with redis_server() as server, server.client() as client:
+        queue = Queue("default", connection=client)
+        monkeypatch.setitem(notify.__globals__, "notify", limited)
+        job = queue.enqueue(notify_three_times)
+        SimpleWorker([queue], connection=client).work(burst=True, logging_level="WARNING")
+        assert job.return_value() == ["0", "1", "partner"]
+
+
+def test_direct_call_by_another_actor_raises_a_denial(bucket: TokenBucket, broker: StubBroker) -> None:
+    inner = dramatiq_limits.limited(bucket, key="partner")(dramatiq.actor(broker=broker)(notify))
+    outcomes: list[Any] = []
+
+    @dramatiq.actor(broker=broker)
+    def outer() -> None:
+        for number in range(3):
+            try:
+                outcomes.append(inner(number))
+            except LimitExceeded as denial:
+                outcomes.append(denial.limiter)
+
+    outer.send()
+    worker = dramatiq.Worker(broker, worker_threads=1)
+    worker.start()
+    broker.join(outer.queue_name, timeout=60_000)
+    worker.stop()
+    assert outcomes == [0, 1, "partner"]
 
 
 def test_direct_call_of_an_arq_job_raises_a_denial(bucket: TokenBucket) -> None:

@@ -46,6 +46,8 @@ def limited(
     up its retries. Where no worker runs it (a direct call, ``is_async=False``), a denial raises ``LimitExceeded``. A
     call that can never be allowed fails with ``CostExceedsLimit``, and isn't retried.
 
+    Decorators above it use ``functools.wraps``, by which it recognizes its job.
+
     Raises ``InvalidLimiter`` for a coroutine function, a limiter that has to be awaited, a private store, and a
     function for `key` or `cost` that doesn't take the job's arguments. *Threads*, *fork*: safe.
 
@@ -61,6 +63,8 @@ def limited(
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> Any:
             job = get_current_job()
+            if job is not None and not _is_call_of(job, run):
+                job = None
             is_queued = job is not None and job.worker_name != SYNC
             try:
                 admission = limit.ask(args, kwargs, job.id if job is not None and is_queued else None)
@@ -78,6 +82,16 @@ def limited(
         return run
 
     return decorate
+
+
+def _is_call_of(job: Any, run: Any) -> bool:
+    """Whether the worker calls `run` for this job, maybe by way of other decorators. Otherwise the job's code does."""
+    function = job.func
+    while getattr(function, "__func__", function) is not run:
+        function = getattr(function, "__wrapped__", None)
+        if function is None:
+            return False
+    return True
 
 
 def _scheduled_in_s(delay_s: float) -> float:
