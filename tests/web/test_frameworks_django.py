@@ -120,6 +120,12 @@ def checked(FOREBAY: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> li
         ({"ENABLED": "no"}, "E001", r'FOREBAY\["ENABLED"\] is the dotted path of nothing', "a module"),
         ({"ENABLED": 1}, "E002", r'FOREBAY\["ENABLED"\] .*True or False, not 1', "FOREBAY_ENABLED is true or false"),
         ({"ON_DENIED": 5}, "E002", r'FOREBAY\["ON_DENIED"\] .*not 5', "a function of a request and a denial"),
+        (
+            {"WHEN_UNAVAILABLE": "deny"},
+            "E002",
+            r'FOREBAY\["WHEN_UNAVAILABLE"\] .*not \'deny\'',
+            '"503", "429" or "allow"',
+        ),
         ({"RULE": (), "CLEINT": None}, "E001", "FOREBAY has no 'CLEINT'", 'Is "CLIENT" meant?'),
     ],
 )
@@ -277,6 +283,14 @@ def test_exempt_view_refuses_denied_addresses(site: Its, is_async: bool) -> None
         with override_settings(FOREBAY={"RULES": [*site.rules, Deny(AddressList(denied))]}):
             assert status_of("/free", is_async=is_async) == status
     assert site.left() == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_setting_chooses_the_answer_while_a_store_fails(site: Its, is_async: bool) -> None:
+    site.store.close()
+    for chosen, status in (("503", 503), ("429", 429), ("allow", 200)):
+        with override_settings(FOREBAY={"RULES": site.rules, "WHEN_UNAVAILABLE": chosen}):
+            assert status_of("/paid", is_async=is_async) == status
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -52,8 +52,11 @@ SETTINGS: Final = {
     "PARTITION_KEYS": False,
     "ENABLED": True,
     "ON_DENIED": None,
+    "WHEN_UNAVAILABLE": "503",
     "STORE": None,
 }
+WORDS: Final = ("HEADERS", "WHEN_UNAVAILABLE")
+"""The settings whose text is no dotted path."""
 VISIT: Final = "_forebay_visit"
 EXEMPT: Final = "_forebay_exempt"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -145,7 +148,7 @@ def options() -> dict[str, Any]:
 def setting(name: str) -> Any:
     """A value of ``settings.FOREBAY``, or the object at its dotted path."""
     value = options().get(name, SETTINGS[name])
-    if not isinstance(value, str) or name == "HEADERS":
+    if not isinstance(value, str) or name in WORDS:
         return value
     try:
         return import_string(value)
@@ -161,6 +164,7 @@ def make_gates() -> AppGates:
         "partition_keys": setting("PARTITION_KEYS"),
         "enabled": setting("ENABLED"),
         "on_denied": setting("ON_DENIED"),
+        "when_unavailable": setting("WHEN_UNAVAILABLE"),
     }
     gate = Gate(setting("RULES"), **options)
     remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"

@@ -113,12 +113,13 @@ _HINTS: Final = {
     "PARTITION_KEYS": '"PARTITION_KEYS" is True or False.',
     "ENABLED": '"ENABLED" is True or False, and the environment variable FOREBAY_ENABLED is true or false.',
     "ON_DENIED": '"ON_DENIED" is a function of a request and a denial, or its dotted path.',
+    "WHEN_UNAVAILABLE": '"WHEN_UNAVAILABLE" is "503", "429" or "allow".',
 }
 
 
 def _unusable() -> str:
     """The setting that a gate refuses."""
-    for name in ("ENABLED", "ON_DENIED", "CLIENT", "HEADERS", "PARTITION_KEYS"):
+    for name in ("ENABLED", "ON_DENIED", "WHEN_UNAVAILABLE", "CLIENT", "HEADERS", "PARTITION_KEYS"):
         try:
             Gate((), **{name.lower(): setting(name)})
         except Exception:
