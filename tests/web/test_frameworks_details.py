@@ -657,7 +657,8 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[DjangoSettings]:
         (["shop.rules"], r"FOREBAY is a dict such as .*, not \['shop.rules'\]"),
         (
             {"RULE": ()},
-            "FOREBAY has no 'RULE': there are RULES, CLIENT, HEADERS, PARTITION_KEYS, ENABLED, ON_DENIED, STORE",
+            "FOREBAY has no 'RULE': there are RULES, CLIENT, HEADERS, PARTITION_KEYS, ENABLED, ON_DENIED, "
+            "WHEN_UNAVAILABLE, STORE",
         ),
         ({"RULES": "shop.rules"}, r'FOREBAY\["RULES"\] is the dotted path of nothing: No module named'),
         ({"RULES": f"{__name__}.nothing"}, "does not define a"),
