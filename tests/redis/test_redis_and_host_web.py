@@ -132,6 +132,19 @@ def test_limits_come_back_here_while_redis_is_gone(world_at: Callable[..., World
     assert (here.peek(CLIENT, 0).remaining, held.peek(CLIENT, 0).remaining) == (3, 1)
 
 
+def test_limits_of_the_host_hold_while_redis_is_gone_and_requests_are_admitted(
+    world_at: Callable[..., World],
+) -> None:
+    world = world_at("redis://127.0.0.1:1/0", timeout=0.2)
+    here, jobs = TokenBucket(world.host, "here", "2/year"), Concurrency(world.host, "jobs", 1)
+    paid = TokenBucket(world.host, "paid", "9/year")
+    there = TokenBucket(world.redis, "there", "1/year")
+    site = world.site(Rule(here), Rule(jobs), Rule(paid, charge_on={500}), Rule(there), when_unavailable="allow")
+    assert [world.ask(site).status for _ in range(4)] == [200, 200, 429, 429]
+    assert jobs.peek(CLIENT, 0).remaining == 1
+    assert paid.peek(CLIENT, 0).remaining == 9
+
+
 def test_a_cancelled_request_gives_back_here(server: RedisServer, client: redis.Redis) -> None:
     world = World("asgi", server.url)
     here, held = TokenBucket(world.host, "here", "3/year"), Concurrency(world.host, "held", 1)

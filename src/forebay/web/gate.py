@@ -47,8 +47,8 @@ class Gate:
     ``FOREBAY_ENABLED=false`` in the environment, switches all limits off, with a ``LimitsDisabledWarning``. `on_denied`
     is called with the request and the ``Denial`` of each denied request; what it raises is logged. `when_unavailable`
     says what requests are answered while a store fails: ``"503"``, ``"429"``, or ``"allow"``, which handles them
-    without a limit. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has them.
-    `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
+    without that store's limits. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has
+    them. `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
 
     Over a ``RedisStore``, ``enter`` waits for the answer of Redis; together with the releases at the request's end it
     waits no longer than the store's deadline. Over a ``LeasedStore`` it waits as its limiters do. Over an

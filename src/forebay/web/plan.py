@@ -204,8 +204,7 @@ class Plan:
             partitions = self.partitions(request)
             decisions = yield from self._charge_flow(request, cleanup)
         except DENYING_ERRORS as error:
-            cleanup.roll_back()
-            return self.without_decisions(error)
+            return self._after(error, cleanup)
         except BaseException:
             cleanup.roll_back()
             raise
@@ -246,13 +245,27 @@ class Plan:
         denial = self.denials.for_error(error)
         return Passage(()) if denial is None else denial
 
+    def _after(self, error: Exception, cleanup: RequestCleanup) -> Passage | Denial:
+        """As ``without_decisions``. If the request is admitted, what other stores have allowed stays charged."""
+        is_admitted = False
+        try:
+            passage = self.without_decisions(error)
+            is_admitted = not isinstance(passage, Denial)
+        finally:
+            if not is_admitted:
+                cleanup.roll_back()
+        return self._tracked((), cleanup) if is_admitted else passage
+
     def _passage(
         self, decisions: Sequence[Decision], partitions: Sequence[str] = (), cleanup: RequestCleanup | None = None
     ) -> Passage:
         """For a request that all rules allow."""
+        return self._tracked(self.write(self._decisions_shown(decisions), partitions), cleanup)
+
+    def _tracked(self, fields: Sequence[Any], cleanup: RequestCleanup | None) -> Passage:
         if cleanup is not None:
             cleanup.reserved = [pair for pair in cleanup.reserved if pair[0].charge_on is not None]
-        return Passage(self.write(self._decisions_shown(decisions), partitions), cleanup or None)
+        return Passage(fields, cleanup or None)
 
 
 def _decided_last(rules: Sequence[Rule]) -> object:
@@ -290,8 +303,7 @@ class LocalPlan(Plan):
             partitions = self.partitions(request)
             decisions = self._charge(request, cleanup)
         except DENYING_ERRORS as error:
-            cleanup.roll_back()
-            return self.without_decisions(error)
+            return self._after(error, cleanup)
         except BaseException:
             cleanup.roll_back()
             raise
