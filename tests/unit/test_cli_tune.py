@@ -53,7 +53,7 @@ def test_tune_compares_all_algorithms(log: Path) -> None:
     assert "1 lines (0.96%) are unreadable and left out: line 104: no address and" in result.stdout
     for algorithm in ALGORITHMS:
         assert len(re.findall(rf"^{algorithm} .*%.* MB", result.stdout, re.MULTILINE)) == 3
-    assert "to deny requests to at most 0.5 of the users: 3 per minute (an exact log hits 1 of 2)" in result.stdout
+    assert "to deny requests to at most 50% of the users: 3 per minute (an exact log hits 1 of 2)" in result.stdout
 
 
 def test_json_is_stable_and_has_the_figures(log: Path) -> None:

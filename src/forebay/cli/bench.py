@@ -27,7 +27,7 @@ __all__ = ["command"]
 KEYS, QUICK_KEYS = 1_000_000, 100_000
 
 
-@click.command("bench")
+@click.command("bench", short_help="Measure decisions on this machine.")
 @click.option("--quick", is_flag=True, help="Some seconds instead of half a minute: fewer rounds, so more noise.")
 @click.option(
     "--keys",

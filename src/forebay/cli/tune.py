@@ -56,7 +56,7 @@ def _size(text: str) -> int:
     return int(match[1]) * UNITS[match[2].upper()]
 
 
-@click.command("tune")
+@click.command("tune", short_help="Compare limits by the requests of a log.")
 @click.argument("log", required=False)
 @click.option("--limit", "rates", type=_rate, metavar="RATE", multiple=True, required=True, help="Repeatable.")
 @click.option("--algorithm", "algorithms", type=click.Choice(ALGORITHMS), multiple=True, help="Repeatable; else all.")
@@ -174,6 +174,6 @@ def _print(source: Source, comparison: Comparison, console: Console) -> None:
         say(f"left out: {one.candidate}: {printable(one.reason)}")
     for suggestion in comparison.suggestions:
         say(
-            f"to deny requests to at most {suggestion.deny_at_most:.4g} of the users: {suggestion.rate} "
+            f"to deny requests to at most {suggestion.deny_at_most * 100:.4g}% of the users: {suggestion.rate} "
             f"(an exact log hits {suggestion.users_hit:,} of {comparison.users:,})"
         )

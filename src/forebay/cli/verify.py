@@ -24,7 +24,7 @@ LARGE: Final = 64 * 2**20
 SHOWN: Final = 50
 
 
-@click.command("verify")
+@click.command("verify", short_help="Check the segment of a store.")
 @click.argument("name", required=False)
 @click.option("--path", type=click.Path(path_type=Path), help="The segment's file, instead of its name.")
 def command(name: str | None, path: Path | None) -> None:
