@@ -870,6 +870,17 @@ class TestRefusals:
         with pytest.raises(InvalidLimiter, match="client is a ClientAddress or another key function"):
             site([], client=client)
 
+    @pytest.mark.parametrize(
+        ("method", "meant"), [("GETT", "GET"), ("pots", "POST"), ("DELET", "DELETE"), ("OPTION", "OPTIONS")]
+    )
+    def test_misspelt_method_is_refused(self, limit: FixedWindow, method: str, meant: str) -> None:
+        with pytest.raises(InvalidLimiter, match=f"no request has the method '{method}': did you mean '{meant}'"):
+            Rule(limit, methods=["GET", method])
+
+    @pytest.mark.parametrize("method", ["PROPFIND", "PROPPATCH", "MKCOL", "COPY", "LOCK", "REPORT", "PURGE", "SEARCH"])
+    def test_other_methods_are_accepted(self, limit: FixedWindow, method: str) -> None:
+        assert Rule(limit, methods=method).where.methods == {method}
+
     @pytest.mark.parametrize("headers", [5, "draft-11", ["draft-10", "x"], None, [[]], b"draft-10"])
     def test_invalid_styles_are_refused(self, site: MakeSite, headers: Any) -> None:
         with pytest.raises(InvalidLimiter, match="draft-10, draft-06, x-ratelimit"):

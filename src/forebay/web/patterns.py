@@ -11,6 +11,8 @@ import string
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from http import HTTPMethod
 from typing import Any, Final
 
 from forebay.errors import InvalidLimiter, UnseenPathsWarning, short_repr
@@ -29,6 +31,9 @@ SEARCHED_REQUESTS: Final = 10_000
 """After so many requests, `UnseenPaths` warns of single patterns, and ends its search."""
 
 _log: Final = logging.getLogger("forebay.web")
+
+_METHODS: Final = ("WEBSOCKET", *(method.value for method in HTTPMethod))
+_MISSPELT: Final = 0.75  # how alike two names are; no two registered methods are
 
 # RFC 9110 allows them in a method, but no registered method has one.
 _SEVERAL_METHODS: Final = frozenset("|+&")
@@ -78,6 +83,8 @@ class RequestPattern:
                 raise InvalidLimiter(
                     f"no request has the method {short_repr(name)}: leave methods out for every method"
                 )
+            if name.upper() not in _METHODS and (meant := get_close_matches(name.upper(), _METHODS, 1, _MISSPELT)):
+                raise InvalidLimiter(f"no request has the method {short_repr(name)}: did you mean {meant[0]!r}?")
         capitals = {name.upper() for name in names}
         if not isinstance(ignore_case, bool):
             raise InvalidLimiter(f"ignore_case is True or False, not {short_repr(ignore_case)}")
