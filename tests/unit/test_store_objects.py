@@ -50,6 +50,12 @@ def open_files() -> list[str]:
     return sorted(link for link in links if "forebay" in link)
 
 
+def mappings() -> set[str]:
+    """The lines of this process's mappings of segments, with their addresses."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line for line in lines if "/memfd:forebay" in line or "/dev/shm/" in line}
+
+
 # Options
 
 
@@ -189,7 +195,7 @@ def test_size_warning_as_an_error_leaves_nothing_open(store_name: str) -> None:
 
 
 def test_closed_store_has_nothing_open(store_name: str) -> None:
-    before = open_files()
+    before, mapped_before = open_files(), mappings()
     for _ in range(3):
         with Store(store_name, keys=10) as store:
             TokenBucket(store, "api", "1/hour").allow("k")
@@ -198,9 +204,8 @@ def test_closed_store_has_nothing_open(store_name: str) -> None:
     assert open_files() == before
     del store
     gc.collect()
-    maps = Path("/proc/self/maps").read_text()
-    assert store_name not in maps
-    assert "memfd:forebay" not in maps
+    # Free-threaded CPython 3.13 never frees a class: one of another test may hold that test's limiter and its memory.
+    assert mappings() <= mapped_before
 
 
 # Closing
