@@ -12,7 +12,7 @@ from forebay.core.algorithms.concurrency cimport Concurrency
 from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of
 from forebay.core.all_of cimport MOST, AllOf
 from forebay.core.batch cimport Batch
-from forebay.core.cell_limiter cimport CellLimiter
+from forebay.core.cell_limiter cimport CellLimiter, mark_tag_of
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Attempt, Charge
 from forebay.core.table.native cimport (
@@ -136,7 +136,7 @@ cdef bint undo_or_renew(Concurrency limiter, Operation* operation, uint64_t* now
         return held
     if not held:
         return False
-    renewed = lease_of(acquired.lease.tag, limiter.begin_lease_of(operation.tag, &verdict))
+    renewed = lease_of(acquired.lease.tag, limiter.begin_lease_of(operation.tag, limiter.lease, &verdict))
     now_ns[0] = verdict.now_ns
     if not cas128_acq_rel(&slots.slots[acquired.slots[0]], acquired.lease, renewed):
         return False
@@ -425,7 +425,7 @@ cdef class Program:
         cdef uint64_t number = 0, mark
         limiter.charge_for(1, &limiter.params, &operation.charge)
         while True:
-            mark = limiter.mark_of(key, number, &operation.charge)
+            mark = mark_tag_of(limiter, key, number, operation.charge.amount)
             if home_line(&limiter.table, mark) == &limiter.table.cells[CELLS - FOREBAY_CELLS_PER_LINE]:
                 break
             number += 1

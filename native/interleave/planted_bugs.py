@@ -371,10 +371,11 @@ BUGS = [
     Bug(
         "a request to several limits is marked before it is charged",
         "src/forebay/core/all_of.pyx",
-        "            if self.decide_begun(attempts, True):\n                if limiter.insert_mark(mark_tag, ttl_ns):",
-        "            if {here}:\n                limiter.insert_mark(mark_tag, ttl_ns)\n"
+        "            if self.decide_begun(attempts, True):\n                if insert_mark(",
+        "            if {here}:\n"
+        "                insert_mark(limiter, mark_tag, table_now(&limiter.table) + ttl_ns, 0)\n"
         "            if self.decide_begun(attempts, True):\n"
-        "                if {here} or limiter.insert_mark(mark_tag, ttl_ns):",
+        "                if {here} or insert_mark(",
     ),
     Bug(
         "a batch takes a lost CAS for one that was done",
