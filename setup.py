@@ -33,7 +33,8 @@ SMALL = ["-Os"] if OPTIMIZE else []
 SELDOM_RUN = {
     *(PACKAGE / "core" / name for name in ("audit.pyx", "kinds.pyx", "limiter.pyx", "reservation.pyx")),
     *(PACKAGE / "core" / name for name in ("c_api/handles.pyx", "table/segment_view.pyx", "table/threads.pyx")),
-    *(PACKAGE / name for name in ("segment/mapping.pyx", "core/synced/limiter.pyx")),
+    *(PACKAGE / name for name in ("segment/mapping.pyx", "core/synced/limiter.pyx", "awaited.pyx")),
+    *(PACKAGE / "tuning" / name for name in ("columns.pyx", "combined.pyx", "keys.pyx", "times.pyx")),
     *(PACKAGE / "redis/transport" / name for name in ("replies.pyx", "timed_socket.pyx")),
 }
 HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *PACKAGE.rglob("*.h"), *Path("native/include").rglob("*.h")]))
