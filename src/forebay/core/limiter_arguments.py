@@ -132,7 +132,7 @@ def check_align(align: Any, timezone: Any) -> None:
 
 
 def fixed_bits(limit: int, period_ns: int, align: str) -> tuple[int, int]:
-    """Of a fixed window's state, the bits below the time, and those of them below the count."""
+    """The bits below the time in a fixed window's state, and those of them below the count."""
     low_bits, window_bits = limit.bit_length(), period_ns.bit_length()
     used_bits = USED_BITS if align in ("first", "stagger") and low_bits + USED_BITS <= window_bits else 0
     low_bits += used_bits

@@ -27,7 +27,7 @@ def most_ahead_ns(memory: Memory) -> int:
 class Gcra(CellAlgorithm):
     """The state is the time at which the bucket is full again, or the queue is empty. See core/algorithms/gcra.pxd.
 
-    Of a token bucket with `initial`, a new key lacks some permits, which come in `missing_ns`: its state is later by
+    A token bucket with `initial` gives a new key fewer permits; the others come in `missing_ns`: its state is later by
     that. See core/algorithms/initial_bucket.pxd.
     """
 

@@ -83,7 +83,7 @@ def whole_seconds_up(duration_ns: int) -> int:
 
 
 def by_ban(rule: Rule, ban: Ban, decision: Decision) -> Denial:
-    """Of a banned key."""
+    """The denial of a request whose key is banned."""
     wait_s = max(1, whole_seconds_up(decision.retry_after_ns))
     return Denial(rule, (ban.name,), decision, wait_s, (), is_ban=True)
 

@@ -102,7 +102,7 @@ cdef list texts_of(str path):
 
 
 cdef object value_of(object mapping, str name):
-    """``mapping.get(name)``. Of a dict, as servers make it, without a call of its method."""
+    """``mapping.get(name)``. A dict, as servers make it, is read without a call of its method."""
     cdef PyObject* found
     if type(mapping) is not dict:
         return mapping.get(name)

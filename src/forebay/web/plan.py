@@ -269,7 +269,7 @@ class Plan:
 
 
 def _decided_last(rules: Sequence[Rule]) -> object:
-    """Of the rules' stores, the one whose limits are charged as one, after those of the others. None: all are leased.
+    """The store whose limits are charged as one, after those of the rules' other stores. None: all are leased.
 
     Redis is asked last, so a request that its host denies costs no round trip.
     """
