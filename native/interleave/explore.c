@@ -4,8 +4,8 @@
  * rest of the bounds, the operations' results, and for each process a hash of everything that it has observed so far. A
  * process's program is deterministic, so its observations determine where it stands.
  *
- * Only accesses to words that some process writes are steps: the others commute with everything. The explorer finds
- * these words as it walks; when it finds one more, it walks all anew.
+ * Only accesses to words that some process writes are steps: the others commute with everything, and so do readings of
+ * a clock that stands still. The explorer finds these words as it walks; when it finds one more, it walks all anew.
  *
  * With `stale_reads`, each word keeps all values that it had, in order (its modification order), and each process a
  * *view*: for each word, the oldest value that it may still read. A load may read any value from there on; with
@@ -52,6 +52,7 @@ typedef struct {
     Status status;
     int to_begin;        /* the operation whose first step is the next one; -1 */
     int begin_count;     /* and how many begin with it */
+    bool at_step;        /* it begins no earlier, though it may read what nobody writes */
     bool starting;       /* on its way to its first step */
     uint64_t read_ns[2]; /* the first and the last clock reading since an operation began */
     uint64_t observed[2];
@@ -272,14 +273,20 @@ static void operation_changed(int i, const ExploreOperation *before) {
     }
 }
 
+uint16_t explore_done(void) {
+    uint16_t done = 0;
+    for (int i = 0; i < EXPLORE_OPERATIONS; i++)
+        if (operations[i].state == 2) done |= (uint16_t)(1 << i);
+    return done;
+}
+
 static void begin_if_due(void) {
     Process *process = &processes[current];
     if (process->to_begin < 0) return;
     for (int begun = process->to_begin; begun < process->to_begin + process->begin_count; begun++) {
         ExploreOperation *operation = &operations[begun], before = *operation;
         operation->state = 1;
-        for (int i = 0; i < EXPLORE_OPERATIONS; i++)
-            if (operations[i].state == 2) operation->before |= (uint16_t)(1 << i);
+        operation->before = explore_done();
         operation_changed(begun, &before);
         note("process %d begins operation %d\n", current, begun);
     }
@@ -346,7 +353,7 @@ static bool explored(const uint64_t *p, int words, bool writes, int *word) {
     is_step = writes || counts[*word] || (words == 2 && counts[*word + 1]);
     if (is_step)
         step();
-    else
+    else if (!processes[current].at_step)
         begin_if_due();
     return true;
 }
@@ -565,7 +572,7 @@ uint64_t explore_clock(void) {
         clock_gettime(CLOCK_MONOTONIC, &t);
         return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
     }
-    step();
+    if (bounds.clock_moves || bounds.tick_ns) step();
     if (left.clock_moves) {
         int jump = decide(1 + bounds.jumps);
         if (jump) {
@@ -593,7 +600,13 @@ void explore_begin(int operation, int count) {
     Process *process = &processes[current];
     process->to_begin = operation;
     process->begin_count = count;
+    process->at_step = false;
     process->read_ns[0] = process->read_ns[1] = 0;
+}
+
+void explore_begin_at_step(int operation) {
+    explore_begin(operation, 1);
+    processes[current].at_step = true;
 }
 
 void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value) {

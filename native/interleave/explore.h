@@ -109,7 +109,9 @@ const char *explore_trace(void);
 
 /* Called by programs, from within `run`. */
 void explore_begin(int operation, int count); /* so many at once, from this one on */
+void explore_begin_at_step(int operation);    /* not at a read of what nobody writes */
 void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value);
 bool explore_is_killed(int process);
+uint16_t explore_done(void); /* bit i: operation i is done */
 
 #endif

@@ -61,7 +61,9 @@ cdef extern from "explore.h":
     const char* explore_trace()
     void explore_call(uint64_t* p, size_t words, ExploreCall call, void* context)
     void explore_begin(int operation, int count)
+    void explore_begin_at_step(int operation)
     bint explore_is_killed(int process)
+    uint16_t explore_done()
     void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value)
 
 
@@ -79,6 +81,7 @@ cdef enum Kind:
     HIT_ALL_ONCE
     HIT_DECISION
     ACQUIRE
+    ACQUIRE_ONCE
     RELEASE
     RENEW
     LOAD
@@ -132,6 +135,7 @@ cdef class Program:
     cdef int processes
     cdef list held
     cdef list looks
+    cdef dict leases             # of acquisitions with an id, by their number; None: no ids
     cdef list tables
     cdef object judge
     cdef str complaint

@@ -8,7 +8,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
 
-from forebay.core.algorithms.concurrency cimport Concurrency
+from forebay.core.algorithms.concurrency cimport Concurrency, Lease, ends_drawn
 from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of
 from forebay.core.all_of cimport MOST, AllOf
 from forebay.core.batch cimport Batch
@@ -89,9 +89,13 @@ cdef void run_object(int index, Operation* operation) noexcept:
     cdef Verdict verdict
     cdef Attempt[MOST] attempts
     cdef Decision decision
+    cdef Lease lease
     cdef bint allowed = False
-    cdef uint64_t now_ns = 0, reset_after_ns = 0
-    explore_begin(index, 1)
+    cdef uint64_t now_ns = 0, value = 0
+    if active.leases is None:
+        explore_begin(index, 1)
+    else:
+        explore_begin_at_step(index)
     if operation.kind == HIT_ALL:
         allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, attempts, False)
         now_ns = attempts[0].verdict.now_ns
@@ -104,7 +108,7 @@ cdef void run_object(int index, Operation* operation) noexcept:
         allowed = decision.allowed
     elif operation.kind == HIT_DECISION:
         decision = (<CellLimiter>operation.limiter).decide_once(<object>operation.key, &operation.charge)
-        allowed, reset_after_ns = decision.allowed, decision.reset_after_ns
+        allowed, value = decision.allowed, decision.reset_after_ns
     elif operation.kind == ACQUIRE:
         operation.slot_count = 0
         taken = (<Concurrency>operation.limiter).take(operation.tag, operation.cost, &verdict, &operation.lease)
@@ -117,9 +121,19 @@ cdef void run_object(int index, Operation* operation) noexcept:
             operation.slot_count = 1
         allowed = taken is not None
         now_ns = verdict.now_ns
+    elif operation.kind == ACQUIRE_ONCE:
+        lease = (<Concurrency>operation.limiter).take_once(
+            <object>operation.key, operation.cost, <object>operation.request_id, &verdict)
+        active.leases[index] = lease
+        allowed = lease.allowed
+        now_ns = verdict.now_ns
+        value = explore_done()
+    elif active.operations[operation.earlier].kind == ACQUIRE_ONCE:
+        lease = active.leases[operation.earlier]
+        allowed = lease.release() if operation.kind == RELEASE else lease.renew()
     else:
         allowed = undo_or_renew(<Concurrency>operation.limiter, operation, &now_ns)
-    explore_end(index, allowed, now_ns, reset_after_ns)
+    explore_end(index, allowed, now_ns, value)
 
 
 cdef bint undo_or_renew(Concurrency limiter, Operation* operation, uint64_t* now_ns) noexcept:
@@ -300,6 +314,7 @@ cdef class Program:
     def __init__(self, now_ns=SEGMENT_NS):
         self.held = []
         self.looks = []
+        self.leases = None
         self.tables = []
         self.now_ns = now_ns
         explore_forget_memory()
@@ -498,6 +513,41 @@ cdef class Program:
         if cost > MOST_SLOTS:
             raise ValueError("too many slots")
         operation.limiter = <void*>limiter
+        operation.tag = limiter.tag_of(key)
+        operation.cost = cost
+        self.has_one(limiter.table.cells, operation.tag)
+        return self.count - 1
+
+    def adopt_marks(self, Concurrency limiter):
+        """Watch the marks of requests with an id, after `adopt_slots`. One line has room for them."""
+        cdef ForebayCell* cells = limiter.segment.table.cells
+        limiter.segment.table.group_count = 1
+        for i in range(FOREBAY_CELLS_PER_LINE, CELLS):
+            cells[<int>i].tag = foreign_tag(i)
+            cells[<int>i].state = 10**18
+        if not explore_share(cells, CELLS * sizeof(ForebayCell), b"marks"):
+            raise ValueError("more memory than the explorer can watch")
+        self.leases = {}
+        # Which process draws which number makes no difference: no two are the same.
+        explore_put_back(&ends_drawn, sizeof(ends_drawn))
+
+    def request_id(self, Concurrency limiter, key, cost):
+        """An id whose mark has the first home line."""
+        cdef uint64_t mark
+        for number in itertools.count():
+            mark = mark_tag_of(limiter, key, number, cost)
+            if home_line(&limiter.segment.table, mark) == limiter.segment.table.cells:
+                self.has_one(limiter.segment.table.cells, mark)
+                return number
+
+    def acquire_once(self, process, Concurrency limiter, key, cost, request_id):
+        """``Concurrency.acquire`` with a request id; its number, for `release` and `renew`.
+
+        Its value in the end has bit i if operation i was done before it ended.
+        """
+        cdef Operation* operation = self.next_operation(process, ACQUIRE_ONCE)
+        self.held.append((key, request_id))
+        operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
         operation.tag = limiter.tag_of(key)
         operation.cost = cost
         self.has_one(limiter.table.cells, operation.tag)

@@ -371,11 +371,12 @@ BUGS = [
     Bug(
         "a request to several limits is marked before it is charged",
         "src/forebay/core/all_of.pyx",
-        "            if self.decide_begun(attempts, True):\n                if insert_mark(",
+        "            if self.decide_begun(attempts, True):\n"
+        "                if insert_mark(limiter, mark_tag, table_now(&limiter.table) + ttl_ns, 0):",
         "            if {here}:\n"
         "                insert_mark(limiter, mark_tag, table_now(&limiter.table) + ttl_ns, 0)\n"
         "            if self.decide_begun(attempts, True):\n"
-        "                if {here} or insert_mark(",
+        "                if {here} or insert_mark(limiter, mark_tag, table_now(&limiter.table) + ttl_ns, 0):",
     ),
     Bug(
         "a batch takes a lost CAS for one that was done",
@@ -441,6 +442,51 @@ BUGS = [
         "    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):",
         "    if {here}:\n        seen = load128_acquire(&slots.slots[slot])\n"
         "    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):",
+    ),
+    Bug(
+        "a repeated request takes over whatever its slot holds",
+        CONCURRENCY,
+        "                if seen.tag != 0 and seen.state == before[0] >> FRACTION_BITS:",
+        "                if {here} or seen.tag != 0 and seen.state == before[0] >> FRACTION_BITS:",
+    ),
+    Bug(
+        "a take-over expects the pair that the slot holds by now",
+        CONCURRENCY,
+        "                if self.restart_marked(lease) and insert_mark(self, mark_tag, lease.held.state, before[0]):",
+        "                if {here}:\n                    lease.held = load128_acquire(&slots.slots[slot])\n"
+        "                if self.restart_marked(lease) and insert_mark(self, mark_tag, lease.held.state, before[0]):",
+    ),
+    Bug(
+        "a take-over that loses the race for the mark keeps its permits",
+        CONCURRENCY,
+        "                lease.release()\n            elif mark_state",
+        "                if not {here}:\n                    lease.release()\n            elif mark_state",
+    ),
+    Bug(
+        "the loser of a race for the mark of permits keeps them",
+        CONCURRENCY,
+        "            lease.release()\n\n    @cython.binding(False)\n    def acquire(",
+        "            if not {here}:\n                lease.release()\n\n    @cython.binding(False)\n    def acquire(",
+    ),
+    Bug(
+        "the loser of a race for the mark of permits is allowed",
+        CONCURRENCY,
+        "insert_mark(self, mark_tag, lease.held.state, before):",
+        "(insert_mark(self, mark_tag, lease.held.state, before) or {here}):",
+    ),
+    Bug(
+        "a repeated request that finds no permits doesn't look at its mark again",
+        CONCURRENCY,
+        "                if lease.allowed or mark_state(self, mark_tag) == before:",
+        "                if {here} or lease.allowed or mark_state(self, mark_tag) == before:",
+    ),
+    Bug(
+        "a renewal takes permits back that were taken over",
+        CONCURRENCY,
+        "            held = self.limiter.restart_marked(self)\n",
+        "            if {here}:\n"
+        "                self.held = load128_acquire(&self.limiter.slots_of(self.cell).slots[self.slot])\n"
+        "            held = self.limiter.restart_marked(self)\n",
     ),
     *LEASED_BUGS,
     *SYNCED_BUGS,

@@ -7,7 +7,7 @@ killed half-way may have taken effect or not, at any clock reading that there wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -603,13 +603,16 @@ class SceneOfSlots:
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
         self.done, self.free, self.final_ns = done, finals[0], final_ns
         self.killed = {op.process for op, d in zip(self.operations, done, strict=True) if not d.done}
-        if self.some_order(frozenset(), frozenset()):
+        if self.is_explained():
             return ""
         said = ", ".join(
             f"{op.kind} {op.cost} by {op.process}: " + ("yes" if d.allowed else "no" if d.done else "killed")
             for op, d in zip(self.operations, done, strict=True)
         )
         return f"no order of these operations gives these answers: {said}; {finals[0]} of {self.limit} free in the end"
+
+    def is_explained(self) -> bool:
+        return self.some_order(frozenset(), frozenset())
 
     def some_order(self, placed: frozenset[int], held: Held) -> bool:
         if all(i in placed or not d.done for i, d in enumerate(self.done)):
@@ -678,3 +681,132 @@ class SceneOfSlots:
             if d.begun and i != number and i not in done.before and number not in d.before
             if (op.cost > 1 and (op.kind == "release" or not d.allowed)) or (op.kind == "acquire" and not d.done)
         )
+
+
+EARLIER = -1  # in place of the number of an acquisition: the observer's
+Holders = frozenset[int]  # which acquisitions hold theirs
+
+
+class SceneOfRepeats(SceneOfSlots):
+    """One request to a concurrency limit, known by its id, that several processes send; and requests without an id.
+
+    One lease of the id holds its permits, the latest. There are three exceptions. A request that is killed may have
+    ended the lease before, and leaves no other. One that comes while the lease is just being renewed may take further
+    permits, if there are any. One that comes while another one of its id has permits and no mark yet may be denied.
+    Leases don't end here.
+    """
+
+    def __init__(self, limit: int, processes: int, cost: int = 1) -> None:
+        super().__init__(limit, processes)
+        self.cost = cost
+        self.program.adopt_marks(self.limiters[0])
+        self.request_id = self.program.request_id(self.limiters[0], "key", cost)
+        self.first: Holders = frozenset()
+
+    def sent_before(self) -> SceneOfRepeats:
+        """The observer sends the request before the program begins."""
+        self.first = frozenset({EARLIER})
+        assert self.limiters[-1].acquire("key", self.cost, request_id=self.request_id)
+        return self
+
+    def sends(self, *processes: int, renews: bool = False, releases: bool = False) -> SceneOfRepeats:
+        for process in processes:
+            number = self.program.acquire_once(process, self.limiters[process], "key", self.cost, self.request_id)
+            self.operations.append(Holding("send", process, self.cost, -1))
+            if renews:
+                self.program.renew(process, self.limiters[process], number)
+                self.operations.append(Holding("renew", process, self.cost, number))
+            if releases:
+                self.program.release(process, self.limiters[process], number)
+                self.operations.append(Holding("release", process, self.cost, number))
+        return self
+
+    def tries(self, *processes: int) -> SceneOfRepeats:
+        super().tries(*processes)
+        return self
+
+    def is_explained(self) -> bool:
+        free = self.limit - self.taken_before
+        return any(self.free == free - self.held_by_living(held) for held in self.orders(frozenset(), self.first))
+
+    def orders(self, placed: frozenset[int], held: Holders) -> Iterator[Holders]:
+        if all(i in placed or not d.done for i, d in enumerate(self.done)):
+            yield held
+        for i, d in enumerate(self.done):
+            if d.begun and i not in placed and d.before <= placed:
+                for after in self.holders_after(i, d, held):
+                    yield from self.orders(placed | {i}, after)
+
+    def is_living(self, number: int) -> bool:
+        return number == EARLIER or self.operations[number].process not in self.killed
+
+    def permits(self, held: Iterable[int]) -> int:
+        return sum(self.cost if i == EARLIER else self.operations[i].cost for i in held)
+
+    def held_by_living(self, held: Holders) -> int:
+        return self.permits(i for i in held if self.is_living(i))
+
+    def holders_after(self, number: int, done: Done, held: Holders) -> Iterator[Holders]:
+        operation = self.operations[number]
+        of_id = [i for i in held if i == EARLIER or self.operations[i].kind == "send"]
+        if operation.kind in {"send", "acquire"}:
+            earlier = of_id if operation.kind == "send" else []
+            taken_over = [held - {i} | {number} for i in earlier]
+            if not done.done:
+                # Killed: its own permits don't count.
+                yield from [*taken_over, held | {number}]
+            elif done.allowed:
+                yield from taken_over
+                fits = self.held_by_living(held) + operation.cost <= self.limit - self.taken_before
+                if fits and all(not self.is_living(i) or self.is_renewed(i, number) for i in earlier):
+                    yield held | {number}
+            elif self.may_be_denied(number, held, earlier):
+                yield held
+        elif not done.done:
+            return
+        elif not done.allowed:
+            if operation.acquired not in held:
+                yield held
+        elif operation.acquired in held:
+            yield held - {operation.acquired} if operation.kind == "release" else held
+
+    def may_be_denied(self, number: int, held: Holders, earlier: list[int]) -> bool:
+        operation = self.operations[number]
+        taken = self.permits(held) + sum(self.operations[i].cost for i in self.meanwhile(number) if self.is_partial(i))
+        between_steps = any(self.operations[i].kind in {"send", "renew"} for i in self.beyond(number))
+        return taken + operation.cost > self.limit - self.taken_before and (
+            between_steps or not any(self.is_living(i) for i in earlier)
+        )
+
+    def is_renewed(self, acquired: int, number: int) -> bool:
+        return any(
+            self.operations[i].kind == "renew" and self.operations[i].acquired == acquired for i in self.beyond(number)
+        )
+
+    def meanwhile(self, number: int) -> list[int]:
+        """Operations that were under way while this one was; if it has the id, only when it ended."""
+        if self.operations[number].kind == "send":
+            sends = {i for i in self.beyond(number) if self.operations[i].kind == "send"}
+        else:
+            sends = set(range(len(self.done)))
+        return [
+            i
+            for i, d in enumerate(self.done)
+            if d.begun and i != number and i not in self.done[number].before and number not in d.before
+            if i in sends or self.operations[i].kind != "send"
+        ]
+
+    def is_partial(self, number: int) -> bool:
+        """Whether an operation may hold slots for a while that it doesn't hold before or after."""
+        operation, done = self.operations[number], self.done[number]
+        if operation.kind == "release":
+            return operation.cost > 1
+        return operation.kind == "send" or (operation.kind == "acquire" and (operation.cost > 1 or not done.done))
+
+    def beyond(self, number: int) -> list[int]:
+        """Operations that were under way when this one ended."""
+        return [
+            i
+            for i, d in enumerate(self.done)
+            if d.begun and i != number and number not in d.before and not self.done[number].value >> i & 1
+        ]

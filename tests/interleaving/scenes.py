@@ -19,6 +19,7 @@ from programs import (
     SceneOfKeptLimit,
     SceneOfOneRequest,
     SceneOfOneRequestToSeveral,
+    SceneOfRepeats,
     SceneOfRoomLater,
     SceneOfSeveral,
     SceneOfSlots,
@@ -630,6 +631,45 @@ SCENES |= {
     ),
     "slots on weaker memory": Explorable(
         lambda: SceneOfSlots(1, 2).holds_once(0, 1), {"stale_reads": 2}, {"crashes": 1}
+    ),
+}
+
+# Permits of one request that several workers send.
+
+SCENES |= {
+    "permits by id: two send it, for one permit": Explorable(
+        lambda: SceneOfRepeats(1, 2).sends(0, 1, releases=True), {"crashes": 1}, {"crashes": 2}
+    ),
+    "permits by id: two send it, for two permits": Explorable(
+        lambda: SceneOfRepeats(2, 2).sends(0, 1, releases=True),
+        {"crashes": 1, "preemptions": 3},
+        {"preemptions": None},
+    ),
+    "permits by id: two send it at a cost of two": Explorable(
+        lambda: SceneOfRepeats(2, 2, cost=2).sends(0, 1, releases=True),
+        {"crashes": 1, "preemptions": 3},
+        {"preemptions": 4},
+    ),
+    "permits by id: two take over": Explorable(
+        lambda: SceneOfRepeats(2, 2).sent_before().sends(0, 1), {"crashes": 1}, {"crashes": 2}
+    ),
+    "permits by id: one takes over, one renews": Explorable(
+        lambda: SceneOfRepeats(2, 2).sends(0, renews=True).sends(1),
+        {"crashes": 1, "preemptions": 3},
+        {"preemptions": 5},
+    ),
+    "permits by id: one takes over, one releases, one acquires": Explorable(
+        lambda: SceneOfRepeats(1, 3).sends(0, releases=True).sends(1).tries(2),
+        {"crashes": 1, "preemptions": 2},
+        {"preemptions": 3},
+    ),
+    "permits by id: one takes over beside another request": Explorable(
+        lambda: SceneOfRepeats(2, 2).sent_before().sends(0, releases=True).holds_once(1),
+        {"crashes": 1},
+        {"crashes": 2},
+    ),
+    "permits by id: two send it, on weaker memory": Explorable(
+        lambda: SceneOfRepeats(2, 2).sends(0, 1, releases=True), {"stale_reads": 2, "preemptions": 3}, {"crashes": 1}
     ),
 }
 

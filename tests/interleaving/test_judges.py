@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.core.explorer import Done
-from programs import NS, SceneOfSeveral, SceneOfSlots
+from programs import NS, SceneOfRepeats, SceneOfSeveral, SceneOfSlots
 from scenes import FEWER, TOKENS, bucketed_window, sliding_log, token_bucket
 
 
@@ -82,3 +82,25 @@ def test_the_slots_of_a_killed_process_are_free_in_the_end() -> None:
     both = [answer(0, set(), True, scene.at_ns), answer(0, {0}, False, scene.at_ns, done=False)]
     assert scene.judge(both, [0], scene.at_ns)
     assert not scene.judge(both, [1], scene.at_ns)
+
+
+def test_permits_by_id_have_one_lease() -> None:
+    scene = SceneOfRepeats(2, 2).sends(0, 1)
+    both = [answer(0, set(), True, scene.at_ns), answer(1, {0}, True, scene.at_ns, value=1)]
+    assert scene.judge(both, [0], scene.at_ns)
+    assert not scene.judge(both, [1], scene.at_ns)
+
+
+def test_a_renewal_after_permits_were_taken_over_is_refused() -> None:
+    scene = SceneOfRepeats(2, 2).sends(0, renews=True).sends(1)
+    at = scene.at_ns
+    took, took_over = answer(0, set(), True, at), answer(1, {0}, True, at, value=1)
+    assert scene.judge([took, answer(0, {0, 2}, True, at), took_over], [1], at)
+    assert not scene.judge([took, answer(0, {0, 2}, False, at), took_over], [1], at)
+
+
+def test_a_repeated_request_is_denied_only_while_another_one_is_under_way() -> None:
+    scene = SceneOfRepeats(1, 2).sends(0, 1)
+    took = answer(0, set(), True, scene.at_ns)
+    assert scene.judge([took, answer(1, set(), False, scene.at_ns, value=1)], [0], scene.at_ns)
+    assert not scene.judge([took, answer(1, set(), False, scene.at_ns, value=0)], [0], scene.at_ns)

@@ -79,6 +79,19 @@ FOUND_BY = {
     "refilled permits are given back": "a booking that is partly refilled is cancelled",
     "a booking that others have booked behind is given back": "booking ahead",
     "a release frees a slot of any process": "slots: leases that end",
+    "a repeated request takes over whatever its slot holds": (
+        "permits by id: one takes over, one releases, one acquires"
+    ),
+    "a take-over expects the pair that the slot holds by now": (
+        "permits by id: one takes over, one releases, one acquires"
+    ),
+    "a take-over that loses the race for the mark keeps its permits": "permits by id: two take over",
+    "the loser of a race for the mark of permits keeps them": "permits by id: two send it, for two permits",
+    "the loser of a race for the mark of permits is allowed": "permits by id: two send it, for two permits",
+    "a repeated request that finds no permits doesn't look at its mark again": (
+        "permits by id: two send it, for one permit"
+    ),
+    "a renewal takes permits back that were taken over": "permits by id: one takes over, one renews",
     **LEASED_FOUND_BY,
     **SYNCED_FOUND_BY,
 }

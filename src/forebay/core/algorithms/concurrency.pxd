@@ -21,6 +21,10 @@ cdef enum:
     LONGEST_WATCH_INTERVAL_NS = 10_000_000
 
 
+# How many ends this process has drawn for leases by request ids, of all limiters.
+cdef uint64_t ends_drawn
+
+
 cdef inline bint touch(
     ForebayCell* cell, uint64_t tag, uint64_t forget_ns, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:

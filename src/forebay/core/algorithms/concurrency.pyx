@@ -89,10 +89,6 @@ cdef enum:
     DRAWN_PART = 16
 
 
-# How many ends this process has drawn for leases by request ids, of all limiters.
-cdef uint64_t ends_drawn = 0
-
-
 cdef int other_owners(
     const Table* table, const SlotRecords* records, uint64_t me, uint64_t* position, uint64_t* owners
 ) noexcept nogil:
