@@ -60,8 +60,7 @@ class AddressList:
 
     `networks` is one network in CIDR notation, several, or a mapping of networks to the time at which each leaves the
     list: a ``datetime`` with a time zone, or None for never. The host's wall clock decides. ``address in networks``
-    takes text or an ``ipaddress`` object; an IPv4 address in IPv6 is that IPv4 address. What is no address is in no
-    list.
+    takes text or an ``ipaddress`` object; an IPv4 address in IPv6 is that IPv4 address. Other text is in no list.
 
     Raises ``InvalidLimiter`` for text that is no network, a network with host bits (``10.0.0.1/8``), the network of all
     addresses, and a time without a zone. Immutable, so thread-safe and fork-safe. A lookup is one access to a dict for

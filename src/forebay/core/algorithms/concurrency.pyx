@@ -82,8 +82,8 @@ cdef enum:
     MOST_COUNTED = 4096
     # How many owners a search of all keys has on the stack at a time.
     SOME_OWNERS = 64
-    # Of the end of a lease by a request id: the bits that tell ends of one slot apart, and the part of the lease that
-    # they may prolong it by.
+    # The end of a lease by a request id has so many bits that tell ends of one slot apart. They prolong the lease by at
+    # most this part of it.
     LEAST_DRAWN_BITS = 8
     MOST_DRAWN_BITS = 16
     DRAWN_PART = 16
