@@ -1,4 +1,4 @@
-/* What a program says to callgrind, for hot_rows.py. Without callgrind the calls do nothing. */
+/* The requests of a program to callgrind, for hot_rows.py. Without callgrind the calls do nothing. */
 #include <valgrind/callgrind.h>
 
 void begin(void) {

@@ -89,7 +89,7 @@ class Fleet:
 
 @dataclass
 class Tally:
-    """What the keys of one rate have had in a time."""
+    """The requests, denials and calls of the keys of one rate in a time."""
 
     requests: int = 0
     allowed: int = 0
@@ -300,7 +300,7 @@ class LeasedSimulation(Simulation):
             host.sure_until_ns, host.is_lost = min(until_ns, self.phase_end_ns), is_lost
 
     def check(self, host: LeasingHost) -> None:
-        """What the thread that gives back does."""
+        """The work of the thread that gives back."""
         host.look_at_the_clock()
         self.go_on(host, self.give_back(host))
         host.gives_back = bool(host.holdings.leases)
@@ -432,7 +432,7 @@ def reports_a_second(fleet: Fleet, rate: float) -> float:
 
 @dataclass(frozen=True)
 class Point:
-    """What one key costs at one rate. All but the rate are a second."""
+    """The cost of one key at one rate. All but the rate are a second."""
 
     rate: float
     operations: float
@@ -467,7 +467,7 @@ def point_of(traffic: Traffic) -> Point:
 
 
 class Curve:
-    """What a key costs at any rate: by a power law between two points and above them, in proportion below them."""
+    """The cost of a key at any rate: by a power law between two points and above them, in proportion below them."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self.points = sorted(points, key=lambda point: point.rate)
@@ -510,7 +510,7 @@ def weight_of(first: int, last: int, exponent: float) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a fleet costs its Redis, and its clients."""
+    """The cost of a fleet for its Redis and its clients."""
 
     operations: float
     megabytes: float

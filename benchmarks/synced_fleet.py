@@ -1,4 +1,4 @@
-"""What an exchange of synced hosts costs, and what it prevents: ``python benchmarks/synced_fleet.py``.
+"""The cost of an exchange of synced hosts, and the excess that it prevents: ``python benchmarks/synced_fleet.py``.
 
 Five hosts share one Redis and count the requests of 100,000 keys, whose frequencies are Zipf's. Each key is a client
 that goes to the next host after each exchange. The hosts' clocks are set by hand, so an interval takes as long as its

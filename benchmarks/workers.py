@@ -1,4 +1,4 @@
-"""What processes or threads do that decide at the same time, each on its own core, and their undisturbed paces."""
+"""Processes or threads that decide at the same time, each on its own core, and their undisturbed paces."""
 
 from __future__ import annotations
 

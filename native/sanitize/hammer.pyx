@@ -96,7 +96,7 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
 
 
 cdef class SharedSearch:
-    """What threads remember of their searches for free slots."""
+    """Memories of threads of their searches for free slots."""
 
     cdef SlotSearch search
 

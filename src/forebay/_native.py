@@ -64,7 +64,7 @@ WITHOUT_STAND_IN: Final = {
     "forebay.tuning": "forebay tune",
     "forebay.verification": "forebay verify",
 }
-"""What has no stand-in, by the package that has it."""
+"""The names that have no stand-in, by their package."""
 
 WARNING: Final = (
     "forebay runs without its compiled core: decisions are the same, but slow, and every process counts alone, so "

@@ -1,4 +1,4 @@
-"""What a forked child does first. On Windows no process forks."""
+"""The first steps of a forked child. On Windows no process forks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class _Meaning(NamedTuple):
     kind: str
     """The class of its limiters."""
     state: Hashable
-    """What tells it from other states of that name and class."""
+    """The text that distinguishes it from other states of that name and class."""
     is_common: bool
     """Whether limiters of other classes have it, too."""
 

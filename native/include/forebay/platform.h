@@ -1,4 +1,4 @@
-/* What forebay runs on. Everything else is refused here, in one line, when it is compiled. */
+/* The platforms that forebay runs on. All others are refused here, in one line, when it is compiled. */
 #ifndef FOREBAY_PLATFORM_H
 #define FOREBAY_PLATFORM_H
 

@@ -1,4 +1,4 @@
-"""What a run's figures say about the choice of keys=, of an algorithm and of a mode."""
+"""Advice on keys=, the algorithm and the mode, from the figures of a run."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ cdef inline bint commit_attempt(
 
 
 cdef inline bint charge_to_return(const Attempt* attempt, Charge* charge) noexcept nogil:
-    """What the part has charged, to be given back. False if it has left no charge."""
+    """Find the charge of the part, to be given back. False if it has left no charge."""
     charge[0] = attempt.charge[0]
     charge.charged_state = attempt.verdict.state
     # A request that was allowed because the table was full has left no charge.

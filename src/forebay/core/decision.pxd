@@ -12,7 +12,7 @@ cdef enum Flag:
     NO_ROOM = 2                          # `on_full` decided, as the store had no room for the key
 
 
-# What a key may expect after a decision.
+# The requests that a key may send after a decision, and when.
 cdef struct Outlook:
     uint64_t available           # room left: as time at the rate below, or, at 1 per 1, in permits
     uint64_t rate_limit          # the rate that turns it into permits

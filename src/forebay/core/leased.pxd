@@ -48,7 +48,7 @@ cdef struct SlotRequest:
     uint64_t was_until_ns        # the slot's time before entering
 
 
-# What a request would get, as far as the host's memory knows.
+# The answer that a request would get, by the host's memory alone.
 cdef struct Look:
     Outcome outcome              # ALLOWED, DENIED or UNDECIDED
     uint64_t left                # permits of the lease

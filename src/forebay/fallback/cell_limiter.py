@@ -43,7 +43,7 @@ class CellAlgorithm:
         return Charge(permits, params.limit - permits, params)
 
     def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
-        """What the key may expect."""
+        """The requests that the key may send, and when."""
         raise NotImplementedError
 
     def allow_wait(self, charge: Charge, max_wait_ns: int) -> None:
@@ -120,7 +120,7 @@ class CellLimiter(Limiter):
     params: LimitParams
     algorithm: CellAlgorithm
     default_on_full = "evict"
-    """What happens to a new key in a full store without `on_full`."""
+    """The answer to a new key in a full store without `on_full`."""
 
     def charge_for(self, cost: Any, params: LimitParams) -> Charge:
         """The charge of a request of `cost` under a limit with these params."""
@@ -149,7 +149,7 @@ class CellLimiter(Limiter):
         return self.table.decide(tag, now_ns, self.algorithm, charge, on_full, self.counts)
 
     def look(self, tag: Tag, charge: Charge, now_ns: int) -> Verdict:
-        """What `decide` would decide, without a charge. Only a charge finds that a new key has no room."""
+        """The decision that `decide` would make, without a charge. Only a charge finds that a new key has no room."""
         state = self.table.find(tag)
         if state is None:
             state = self.algorithm.fresh
@@ -286,7 +286,7 @@ class CellLimiter(Limiter):
         return reservation_of(verdict.allowed, verdict.now_ns, delay_ns, undo, full=verdict.full)
 
     def undo(self, tag: Tag, charge: Charge, verdict: Verdict) -> Callable[[], object]:
-        """What gives back a charge, if it still counts."""
+        """A function that gives back a charge, if it still counts."""
         left = charge_left(charge, verdict)
         return lambda: self.return_charge(tag, left)
 

@@ -449,7 +449,7 @@ class Concurrency(Limiter):
             return reservation_of(False, verdict.now_ns, delay_ns, None, full=verdict.full)
 
     def undo(self, key: Key, cost: int, verdict: Verdict) -> Callable[[], object]:
-        """What gives back permits that were just taken."""
+        """A function that gives back permits that were just taken."""
 
         def cancel() -> None:
             with self.memory.lock:

@@ -1,4 +1,4 @@
-"""What a limit counts by, as a dict's key."""
+"""Keys of limits as keys of a dict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forebay.errors import InvalidKey, short_repr
 __all__ = ["Key", "known_key"]
 
 Key: TypeAlias = str | bytes | int | tuple[str | bytes | int, ...]
-"""What a limit counts by: text, bytes, a whole number, or a tuple of these."""
+"""A key, by which a limit counts: text, bytes, a whole number, or a tuple of these."""
 
 _KINDS: Final = "a key is str, bytes, int or a tuple of them, not {}: {}"
 _PARTS: Final = "a tuple that is a key holds str, bytes and int, not {}: {}"

@@ -24,7 +24,7 @@ __all__ = ["Attempt", "Limiter", "Made"]
 
 
 class Made:
-    """What the public classes share: other stores make objects of their own for them, and they are immutable.
+    """The base of the public classes: other stores make objects of their own for them, and they are immutable.
 
     ``TokenBucket(store, ...)`` is a ``TokenBucket`` if the store is a ``Store``. Every other store has a method
     ``make_limiter``, and the constructor returns what that method returns.

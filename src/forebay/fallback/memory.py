@@ -1,4 +1,4 @@
-"""What shared memory is to a store of the compiled core: the states of keys, the counts of limiters, and a clock."""
+"""The memory of a store, in place of shared memory: the states of keys, the counts of limiters, and a clock."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Verdict:
     tag: Tag
     now_ns: int
     state: Any
-    """What it left when it allowed, or met when it denied. If it denied as the table was full: when a key expires."""
+    """The state that it left when it allowed, or met when it denied. If the table was full: when a key expires."""
     allowed: bool
     full: bool = False
 
@@ -104,7 +104,7 @@ class Algorithm(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """What a limiter counts."""
+    """The counts of a limiter."""
 
     allowed: int = 0
     denied: int = 0

@@ -31,7 +31,7 @@ CLOCK_NAMES: Final = {
 
 
 class Attachment:
-    """What web middlewares and the Redis store read of a store's hold on its memory."""
+    """The part of a store's hold on its memory that web middlewares and the Redis store read."""
 
     is_inherited: Final = False
     """Whether a parent process made the store, and so shares it: no process shares this memory."""

@@ -201,8 +201,8 @@ typedef struct forebay_api {
     void (*detach)(forebay_thread *thread);
 
     /* Prepare a rate, for `forebay_request.rate`: `limit` permits per `period_ns`, with a burst of `burst`; 0: as many
-     * as `limit`, or as the limiter has for every rate. What `hit(rate=, burst=)` takes in Python, the same limiter
-     * takes here. Works after a close. Takes the GIL. FOREBAY_INVALID_ARGUMENT, FOREBAY_INVALID_RATE,
+     * as `limit`, or as the limiter has for every rate. A limiter takes here what its `hit(rate=, burst=)` takes
+     * in Python. Works after a close. Takes the GIL. FOREBAY_INVALID_ARGUMENT, FOREBAY_INVALID_RATE,
      * FOREBAY_NO_MEMORY, FOREBAY_FAILED, FOREBAY_FINALIZING; then *rate is NULL. */
     int32_t (*rate_open)(forebay_limiter *limiter, uint64_t limit, uint64_t period_ns, uint64_t burst,
                          forebay_rate **rate);
@@ -210,8 +210,8 @@ typedef struct forebay_api {
     /* NULL is ignored. Takes the GIL. */
     void (*rate_close)(forebay_rate *rate);
 
-    /* What Python's calls do beside the decision, and native ones can't. It warns, once, if the store's file was
-     * removed by others. For a Concurrency it also gives back the permits of every process that has ended, of all keys,
+    /* Do what Python's calls do beside the decision, and native ones can't: warn, once, if the store's file was
+     * removed by others. For a Concurrency, also give back the permits of every process that has ended, of all keys,
      * in O(permits of the keys that there ever were). Call it about every 10 s, in any thread. Takes the GIL, but not
      * while it reads permits. FOREBAY_INVALID_ARGUMENT, FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED,
      * FOREBAY_FINALIZING. */

@@ -102,7 +102,7 @@ class Algorithm(ABC):
 
     @property
     def rate_arguments(self) -> tuple[int, ...]:
-        """What ``take_up_to.lua`` needs beside the arguments of a request for one permit."""
+        """Further arguments of ``take_up_to.lua``, beside those of a request for one permit."""
         return ()
 
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:

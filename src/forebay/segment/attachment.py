@@ -296,7 +296,7 @@ class Attachment:
         self._clock_checked_at = self._forks()
 
     def _owners(self) -> dict[int, tuple[int, int]]:
-        """Whose the counter lines are that this process has locked. The file's lock doesn't distinguish them."""
+        """The owner of the counter lines that this process has locked. The file's lock doesn't distinguish them."""
         return self._lines.setdefault(self._forks(), {})
 
     def _own_line(self, number: int, holder: int) -> int | None:

@@ -110,7 +110,7 @@ def check_file(spec: SegmentSpec, fd: int) -> None:
 
 
 def _acl_remedy(spec: SegmentSpec) -> str:
-    """What to do about a file whose ACL lets others write."""
+    """The remedy for a file whose ACL lets others write."""
     directory = os.path.dirname(spec.path)
     with contextlib.suppress(OSError):
         os.getxattr(directory, DEFAULT_ACL)

@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What one candidate did with the requests."""
+    """The decisions of one candidate on the requests."""
 
     candidate: Candidate
     admitted: int

@@ -63,7 +63,7 @@ def odd_readings(path: str) -> tuple[str, ...]:
 
 
 def with_slash(path: str) -> list[str]:
-    """What a router may make of a path that begins without a slash, such as ``x/login``.
+    """The readings by routers of a path that begins without a slash, such as ``x/login``.
 
     Most put a slash in front. werkzeug's ``DispatcherMiddleware`` passes on what comes after the first segment. Quart
     reads the path of a whole URL, which some servers report as the path.

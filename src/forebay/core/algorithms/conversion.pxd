@@ -1,4 +1,4 @@
-"""What a key keeps when its limit changes: see ``convert`` of token buckets and windows."""
+"""The part of its state that a key keeps when its limit changes: see ``convert`` of token buckets and windows."""
 
 from libc.stdint cimport uint64_t
 

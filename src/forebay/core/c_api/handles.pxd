@@ -18,7 +18,7 @@ from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey, load_
 from forebay.core.table.table cimport Decide, Events, Table
 
 
-# What the threads of a limiter do.
+# The threads of a limiter.
 cdef enum Use:
     DECIDES                              # the limiter's state is a cell
     HOLDS                                # it is a Concurrency
@@ -119,7 +119,7 @@ cdef inline int32_t ensure_usable(AttachedThread thread, Use use) noexcept nogil
 cdef inline int32_t begin(
     AttachedThread thread, Use use, const forebay_request* request, uint64_t* tag
 ) noexcept nogil:
-    """What every call with a request begins with."""
+    """Every call with a request begins with this."""
     cdef int32_t status
     if <void*>thread == NULL or request == NULL:
         return FOREBAY_INVALID_ARGUMENT

@@ -266,7 +266,7 @@ cdef void rate_close(forebay_rate* rate) noexcept nogil:
         close_object((<RateHandle*>rate).owner)
 
 
-# What calls begin with
+# The beginning of calls
 
 cdef int32_t check_process(AttachedThread thread, Use use) noexcept nogil:
     cdef uint64_t generation = load_acquire(thread.generation)

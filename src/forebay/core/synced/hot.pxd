@@ -1,4 +1,4 @@
-"""What Redis publishes of hot keys, as this host has read it. See hot.pyx."""
+"""The lists of hot keys that Redis publishes, as this host has read them. See hot.pyx."""
 
 from libc.stdint cimport uint64_t
 

@@ -94,8 +94,8 @@ Not handled
 * Without room in the host's table, nothing is kept: a hot cell evicts no key. But a key may evict a hot cell, if the
   store's policy is to evict. The bound of such a key is that of keys that are not hot.
 * A key without a name is not adopted.
-* A host reads the lists of the window that it is in by its own clock. What a host with a fast clock has counted in the
-  next window is read in the first exchange after that window has begun.
+* A host reads the lists of the window that it is in by its own clock. Counts of a host with a fast clock for the
+  next window are read in the first exchange after that window has begun.
 * A bucket's published TAT is in this host's time. It is too early by as long as the query took to reach Redis. An
   exchange doesn't catch up with less than a millisecond.
 """

@@ -342,7 +342,7 @@ cdef class SyncedLimiter(CellLimiter):
         return 0
 
     cdef Hot hot_of(self, const uint64_t* name, uint64_t now_ns) noexcept:
-        """What is published of the key with this name. Each kind has its own."""
+        """The published record of the key with this name. Each kind has its own."""
         return no_hot()
 
     cdef uint64_t state_as_hot(self, const Hot* hot, uint64_t now_ns) noexcept:

@@ -1,4 +1,4 @@
 from typing import TypeAlias
 
 Key: TypeAlias = str | bytes | int | tuple[str | bytes | int, ...]
-"""What a limit counts by: text, bytes, a whole number, or a tuple of these."""
+"""A key, by which a limit counts: text, bytes, a whole number, or a tuple of these."""

@@ -1,1 +1,1 @@
-"""What stands in for the compiled modules of ``forebay.redis``."""
+"""Stand-ins for the compiled modules of ``forebay.redis``."""

@@ -29,7 +29,7 @@ Proof
 -----
 * `_charge` returns an allowed request only at its end, after the last limit's charge. Each charge before has returned
   as allowed, and nothing gives it back but a roll back, after which the request is denied or raises.
-* What a roll back gives back was charged by this request. `charges` has only charges that returned as allowed, and each
+* A roll back gives back only charges of this request. `charges` has only charges that returned as allowed, and each
   is given back once. A charge by a fallback goes back to the fallback. A charge that a full store admitted without a
   permit gives nothing back.
 * A window takes a charge back only in the window in which it was made (`cancelled`). A token bucket's refund adds to
@@ -97,7 +97,7 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
             if part is None:
                 by_store.setdefault(id(limiters[i].store), []).append(i)
         self._local = [(AllOf(*[limiters[i] for i in at]), at, _picker(at)) for at in by_store.values()]
-        # What ``decide_now`` takes: the limits of one store, the leases, and the place of each limit among these.
+        # The arguments of ``decide_now``: the limits of one store, the leases, and the place of each limit among these.
         self._own = self._local[0][0] if self._local else None
         self._permits = tuple(part.permits for _, part in self._leased)
         self._leased_of = _picker([i for i, _ in self._leased])
