@@ -84,6 +84,8 @@ cdef enum Kind:
     ACQUIRE_ONCE
     RELEASE
     RENEW
+    RESET_SLOTS
+    REFUND_ONCE
     LOAD
     STORE
     SWAP

@@ -128,6 +128,13 @@ cdef void run_object(int index, Operation* operation) noexcept:
         allowed = lease.allowed
         now_ns = verdict.now_ns
         value = explore_done()
+    elif operation.kind == RESET_SLOTS:
+        (<Concurrency>operation.limiter).reset(<object>operation.key)
+        allowed = True
+    elif operation.kind == REFUND_ONCE:
+        (<Concurrency>operation.limiter).refund(
+            <object>operation.key, operation.cost, request_id=<object>operation.request_id)
+        allowed = True
     elif active.operations[operation.earlier].kind == ACQUIRE_ONCE:
         lease = active.leases[operation.earlier]
         allowed = lease.release() if operation.kind == RELEASE else lease.renew()
@@ -552,6 +559,19 @@ cdef class Program:
         operation.cost = cost
         self.has_one(limiter.table.cells, operation.tag)
         return self.count - 1
+
+    def reset_slots(self, process, Concurrency limiter, key):
+        """``Concurrency.reset``."""
+        cdef Operation* operation = self.next_operation(process, RESET_SLOTS)
+        self.held.append(key)
+        operation.limiter, operation.key = <void*>limiter, <void*>key
+
+    def refund_once(self, process, Concurrency limiter, key, cost, request_id):
+        """``Concurrency.refund`` with a request id."""
+        cdef Operation* operation = self.next_operation(process, REFUND_ONCE)
+        self.held.append((key, request_id))
+        operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
+        operation.cost = cost
 
     def release(self, process, Concurrency limiter, acquired):
         cdef Operation* operation = self.next_operation(process, RELEASE)

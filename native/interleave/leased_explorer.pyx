@@ -14,7 +14,8 @@ from forebay.core.explorer cimport (
     EXPLORE_OPERATIONS, OTHER, YES, Operation, Program, explore_begin, explore_call, explore_clock, explore_end,
     explore_put_back, explore_set_clock, explore_share,
 )
-from forebay.core.leased cimport Permits, LeaseCharge
+from forebay.core.lease_steps cimport LeaseCharge
+from forebay.core.leased cimport Permits
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayCounterLine, load_acquire, store_release,
 )

@@ -488,6 +488,24 @@ BUGS = [
         "                self.held = load128_acquire(&self.limiter.slots_of(self.cell).slots[self.slot])\n"
         "            held = self.limiter.restart_marked(self)\n",
     ),
+    Bug(
+        "a reset leaves permits that are renewed meanwhile",
+        CONCURRENCY,
+        "                while not free_slot(&slots, i, seen) and seen.tag != 0:",
+        "                while not free_slot(&slots, i, seen) and seen.tag != 0 and not {here}:",
+    ),
+    Bug(
+        "a refund by an id takes permits over and keeps them",
+        CONCURRENCY,
+        "                if lease is not None:\n                    lease.release()\n            return",
+        "                if lease is not None and not {here}:\n                    lease.release()\n            return",
+    ),
+    Bug(
+        "a lease by an id ends with that of the earlier request",
+        CONCURRENCY,
+        "                self.me, self.draw_end(lease.slot, end_ns))",
+        "                self.me, lease.held.state if {here} else self.draw_end(lease.slot, end_ns))",
+    ),
     *LEASED_BUGS,
     *SYNCED_BUGS,
 ]

@@ -685,15 +685,19 @@ class SceneOfSlots:
 
 EARLIER = -1  # in place of the number of an acquisition: the observer's
 Holders = frozenset[int]  # which acquisitions hold theirs
+# A lease of one second by an id lasts up to a sixteenth longer.
+MOST_LEASE_NS = NS + NS // 16
 
 
 class SceneOfRepeats(SceneOfSlots):
     """One request to a concurrency limit, known by its id, that several processes send; and requests without an id.
 
-    One lease of the id holds its permits, the latest. There are three exceptions. A request that is killed may have
-    ended the lease before, and leaves no other. One that comes while the lease is just being renewed may take further
-    permits, if there are any. One that comes while another one of its id has permits and no mark yet may be denied.
-    Leases don't end here.
+    One lease of the id holds its permits, the latest, until it is given back, reset, refunded by the id or over. There
+    are three exceptions. A request that is killed may have ended the lease before, and leaves no other. One that comes
+    while the lease is just being renewed may take further permits, if there are any, and a refund then gives back none.
+    One that comes while another one of its id has permits and no mark yet may be denied.
+
+    A lease begins at some reading of its operation. So there are times at which it may have ended or not.
     """
 
     def __init__(self, limit: int, processes: int, cost: int = 1) -> None:
@@ -725,9 +729,25 @@ class SceneOfRepeats(SceneOfSlots):
         super().tries(*processes)
         return self
 
+    def resets(self, process: int) -> SceneOfRepeats:
+        self.program.reset_slots(process, self.limiters[process], "key")
+        self.operations.append(Holding("reset", process, 0, -1))
+        return self
+
+    def refunds(self, *processes: int) -> SceneOfRepeats:
+        for process in processes:
+            self.program.refund_once(process, self.limiters[process], "key", self.cost, self.request_id)
+            self.operations.append(Holding("refund", process, self.cost, -1))
+        return self
+
     def is_explained(self) -> bool:
         free = self.limit - self.taken_before
-        return any(self.free == free - self.held_by_living(held) for held in self.orders(frozenset(), self.first))
+        return any(
+            free - self.permits(i for i in held if self.may_live(i, self.final_ns))
+            <= self.free
+            <= free - self.permits(i for i in held if self.lives(i, self.final_ns))
+            for held in self.orders(frozenset(), self.first)
+        )
 
     def orders(self, placed: frozenset[int], held: Holders) -> Iterator[Holders]:
         if all(i in placed or not d.done for i, d in enumerate(self.done)):
@@ -738,13 +758,26 @@ class SceneOfRepeats(SceneOfSlots):
                     yield from self.orders(placed | {i}, after)
 
     def is_living(self, number: int) -> bool:
+        """Whether the process that holds these permits goes on."""
         return number == EARLIER or self.operations[number].process not in self.killed
+
+    def lives(self, number: int, at_ns: int) -> bool:
+        """Whether this acquisition's lease certainly lasts at this time."""
+        begun_ns = self.at_ns if number == EARLIER else self.done[number].first_ns
+        return self.is_living(number) and (not self.lease_may_end or at_ns < begun_ns + NS)
+
+    def may_live(self, number: int, at_ns: int) -> bool:
+        """Whether this acquisition's lease may last at this time."""
+        restarts = [
+            d.last_ns
+            for i, (op, d) in enumerate(zip(self.operations, self.done, strict=True))
+            if i == number or (op.kind == "renew" and op.acquired == number)
+        ]
+        last_ns = max(restarts, default=self.at_ns)
+        return self.is_living(number) and (not self.lease_may_end or at_ns < last_ns + MOST_LEASE_NS)
 
     def permits(self, held: Iterable[int]) -> int:
         return sum(self.cost if i == EARLIER else self.operations[i].cost for i in held)
-
-    def held_by_living(self, held: Holders) -> int:
-        return self.permits(i for i in held if self.is_living(i))
 
     def holders_after(self, number: int, done: Done, held: Holders) -> Iterator[Holders]:
         operation = self.operations[number]
@@ -757,25 +790,44 @@ class SceneOfRepeats(SceneOfSlots):
                 yield from [*taken_over, held | {number}]
             elif done.allowed:
                 yield from taken_over
-                fits = self.held_by_living(held) + operation.cost <= self.limit - self.taken_before
-                if fits and all(not self.is_living(i) or self.is_renewed(i, number) for i in earlier):
+                lasting = self.permits(i for i in held if self.lives(i, done.last_ns))
+                fits = lasting + operation.cost <= self.limit - self.taken_before
+                if fits and not self.leads(earlier, number):
                     yield held | {number}
+                    # In the place of those that have ended.
+                    yield frozenset(i for i in held if self.lives(i, done.last_ns)) | {number}
             elif self.may_be_denied(number, held, earlier):
+                yield held
+        elif operation.kind == "reset":
+            # It frees the slots one by one. What is taken meanwhile it may free or not; killed, any of them.
+            spared = [i for i in held if not done.done or (i != EARLIER and i not in done.before)]
+            for kept in product([False, True], repeat=len(spared)):
+                yield frozenset(i for i, is_kept in zip(spared, kept, strict=True) if is_kept)
+        elif operation.kind == "refund":
+            for i in of_id:
+                yield held - {i}
+            if not done.done or not self.leads(of_id, number):
                 yield held
         elif not done.done:
             return
         elif not done.allowed:
-            if operation.acquired not in held:
-                yield held
+            # Another request may be in the place of a lease that has ended.
+            if operation.acquired not in held or not self.lives(operation.acquired, done.last_ns):
+                yield held - {operation.acquired}
         elif operation.acquired in held:
             yield held - {operation.acquired} if operation.kind == "release" else held
 
+    def leads(self, earlier: list[int], number: int) -> bool:
+        """Whether the mark leads to permits that are held, for as long as this operation lasts."""
+        return any(self.lives(i, self.done[number].last_ns) and not self.is_renewed(i, number) for i in earlier)
+
     def may_be_denied(self, number: int, held: Holders, earlier: list[int]) -> bool:
         operation = self.operations[number]
-        taken = self.permits(held) + sum(self.operations[i].cost for i in self.meanwhile(number) if self.is_partial(i))
-        between_steps = any(self.operations[i].kind in {"send", "renew"} for i in self.beyond(number))
+        lasting = self.permits(i for i in held if not self.lease_may_end or self.may_live(i, self.done[number].first_ns))
+        taken = lasting + sum(self.operations[i].cost for i in self.meanwhile(number) if self.is_partial(i))
+        between_steps = any(self.operations[i].kind in {"send", "renew", "refund"} for i in self.beyond(number))
         return taken + operation.cost > self.limit - self.taken_before and (
-            between_steps or not any(self.is_living(i) for i in earlier)
+            between_steps or not any(self.lives(i, self.done[number].last_ns) for i in earlier)
         )
 
     def is_renewed(self, acquired: int, number: int) -> bool:
@@ -799,7 +851,7 @@ class SceneOfRepeats(SceneOfSlots):
     def is_partial(self, number: int) -> bool:
         """Whether an operation may hold slots for a while that it doesn't hold before or after."""
         operation, done = self.operations[number], self.done[number]
-        if operation.kind == "release":
+        if operation.kind in {"release", "refund"}:
             return operation.cost > 1
         return operation.kind == "send" or (operation.kind == "acquire" and (operation.cost > 1 or not done.done))
 

@@ -636,6 +636,9 @@ SCENES |= {
 
 # Permits of one request that several workers send.
 
+# After one move a lease lasts, after two it has ended.
+PART_OF_A_LEASE = {"clock_moves": 2, "jumps_ns": [NS * 6 // 10]}
+
 SCENES |= {
     "permits by id: two send it, for one permit": Explorable(
         lambda: SceneOfRepeats(1, 2).sends(0, 1, releases=True), {"crashes": 1}, {"crashes": 2}
@@ -667,6 +670,46 @@ SCENES |= {
         lambda: SceneOfRepeats(2, 2).sent_before().sends(0, releases=True).holds_once(1),
         {"crashes": 1},
         {"crashes": 2},
+    ),
+    "permits by id: one renews, one resets": Explorable(
+        lambda: SceneOfRepeats(2, 2).sends(0, renews=True, releases=True).resets(1),
+        {"crashes": 1, "preemptions": 3},
+        {"preemptions": 5},
+    ),
+    "permits by id: two send it, one resets": Explorable(
+        lambda: SceneOfRepeats(1, 3).sends(0, releases=True).sends(1).resets(2),
+        {"crashes": 1, "preemptions": 2},
+        {"preemptions": 3},
+    ),
+    "permits by id: one takes over, one refunds": Explorable(
+        lambda: SceneOfRepeats(1, 2).sent_before().sends(0, releases=True).refunds(1),
+        {"crashes": 1, "preemptions": 4},
+        {"preemptions": 5},
+    ),
+    "permits by id: two refund, another request comes": Explorable(
+        lambda: SceneOfRepeats(1, 3).sent_before().refunds(0, 1).tries(2),
+        {"crashes": 1, "preemptions": 3},
+        {"preemptions": 4},
+    ),
+    "permits by id: one renews, one refunds": Explorable(
+        lambda: SceneOfRepeats(2, 2).sends(0, renews=True).refunds(1),
+        {"crashes": 1, "preemptions": 3},
+        {"preemptions": 5},
+    ),
+    "permits by id: one refunds permits of two slots": Explorable(
+        lambda: SceneOfRepeats(2, 2, cost=2).sends(0, releases=True).refunds(1),
+        {"crashes": 1, "preemptions": 3},
+        {"preemptions": 4},
+    ),
+    "permits by id: their lease ends": Explorable(
+        lambda: SceneOfRepeats(1, 2).sends(0, releases=True).sends(1),
+        {**PART_OF_A_LEASE, "preemptions": 3},
+        {"crashes": 1, "preemptions": 4},
+    ),
+    "permits by id: their lease ends, another request comes": Explorable(
+        lambda: SceneOfRepeats(1, 3).sent_before().sends(0).tries(1),
+        {**PART_OF_A_LEASE, "preemptions": 3},
+        {"crashes": 1, "preemptions": 4},
     ),
     "permits by id: two send it, on weaker memory": Explorable(
         lambda: SceneOfRepeats(2, 2).sends(0, 1, releases=True), {"stale_reads": 2, "preemptions": 3}, {"crashes": 1}

@@ -92,6 +92,11 @@ FOUND_BY = {
         "permits by id: two send it, for one permit"
     ),
     "a renewal takes permits back that were taken over": "permits by id: one takes over, one renews",
+    "a reset leaves permits that are renewed meanwhile": "permits by id: one renews, one resets",
+    "a refund by an id takes permits over and keeps them": "permits by id: two refund, another request comes",
+    "a lease by an id ends with that of the earlier request": (
+        "permits by id: their lease ends, another request comes"
+    ),
     **LEASED_FOUND_BY,
     **SYNCED_FOUND_BY,
 }

@@ -500,7 +500,7 @@ def test_what_redis_can_not_keep_is_not_leased(hosts: Hosts, make: Callable[...,
 def test_a_leased_limiter_refuses_limits_per_call(hosts: Hosts) -> None:
     store = hosts.new()
     limiter: Any = TokenBucket(store, "l", "5/minute")
-    for options in ({"rate": "6/minute"}, {"burst": 3}, {"request_id": "r"}):
+    for options in ({"rate": "6/minute"}, {"burst": 3}):
         with pytest.raises(InvalidLimiter, match="over the RedisStore itself a call may have"):
             limiter.hit(KEY, **options)
     with pytest.raises(InvalidLimiter, match="can't book ahead"):

@@ -32,6 +32,8 @@ cdef class AllOf(Reservable):
     cdef bint decide(self, object key, object cost, Attempt* attempts, bint at_each) except -1
     cdef bint decide_begun(self, Attempt* attempts, bint at_each) except -1
     cdef Decision hit_once(self, object key, object cost, object request_id, object request_ttl)
+    cdef void count_allowed(self) noexcept
+    cdef int begin_repeated(self, list keys, Attempt* attempts) except -1
     cdef CellLimiter marking(self)
     cdef uint64_t mark_of(self, object request_id, const Attempt* attempts) except 0
     cdef Decision binding(self, Attempt* attempts, bint allowed)

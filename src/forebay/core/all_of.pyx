@@ -21,21 +21,21 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.attempt cimport binds
 from forebay.core.cell_limiter cimport (
-    CellLimiter, copied, hash_of_id, insert_mark, mark_state, read_once, remove_mark, tag_of_mark, whole_cost,
+    CellLimiter, copied, hash_of_id, hash_with_part, insert_mark, mark_state, read_once, remove_mark, tag_of_mark,
+    whole_cost,
 )
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport Reservable, Reservation, delay_ns_of, new_reservation
-from forebay.core.table.keys cimport MARK, hash_pair
 from forebay.core.table.native cimport COUNTER_ALLOWED, COUNTER_DENIED, FREE_THREADED
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport ALLOWED, table_now
 
 from forebay import holding, waiting
 from forebay.awaited import Awaited
-from forebay.core.arguments import DEFAULT_REQUEST_TTL, ambiguous_key, costs_of, keys_of, ttl_without_id
+from forebay.core.arguments import DEFAULT_REQUEST_TTL, ambiguous_key, costs_of, keys_of, no_id_beside_charges, ttl_without_id
 from forebay.core.limiter_arguments import bound_arguments, check_limiters
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded
+from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, LimitExceeded
 from forebay.rate import as_period_ns
 
 
@@ -230,9 +230,7 @@ cdef class AllOf(Reservable):
         """The limiter that counts what happens to marks. Raises if the limits can't remember requests."""
         for limiter in self.limiters:
             if not isinstance(limiter, CellLimiter):
-                raise InvalidLimiter(
-                    f"{limiter!r} takes no request_id in {self!r}: held permits go to the latest request with an id, "
-                    "and charges don't. Give each of the two limits the id in a call of its own")
+                raise no_id_beside_charges(limiter, self)
         return <CellLimiter>self.parts[0]
 
     cdef uint64_t mark_of(self, object request_id, const Attempt* attempts) except 0:
@@ -241,8 +239,7 @@ cdef class AllOf(Reservable):
         cdef uint64_t hashed = hash_of_id(limiter, request_id)
         cdef int i
         for i in range(self.count):
-            hashed = hash_pair(hashed, attempts[i].tag, limiter.hash_key, MARK)
-            hashed = hash_pair(hashed, attempts[i].charge.amount, limiter.hash_key, MARK)
+            hashed = hash_with_part(limiter, hashed, &attempts[i])
         return tag_of_mark(hashed)
 
     cdef Decision hit_once(self, object key, object cost, object request_id, object request_ttl):
@@ -273,15 +270,23 @@ cdef class AllOf(Reservable):
             elif mark_state(limiter, mark_tag) == 0:
                 return self.binding(attempts, False)
         else:
-            for i in range(self.count):
-                limiter = <CellLimiter>self.parts[i]
-                limiter.count(COUNTER_ALLOWED, 1)
-        # Charged before: the decision of a request of cost 0, but always allowed.
+            self.count_allowed()
+        self.begin_repeated(keys, attempts)
+        return self.binding(attempts, True)
+
+    cdef void count_allowed(self) noexcept:
+        cdef int i
+        for i in range(self.count):
+            (<Limiter>self.parts[i]).count(COUNTER_ALLOWED, 1)
+
+    cdef int begin_repeated(self, list keys, Attempt* attempts) except -1:
+        """The attempts of a request that was charged before: of cost 0, but always allowed."""
+        cdef int i
         self.begin_attempts(keys, [0] * self.count, attempts)
         self.check_all(attempts, True)
         for i in range(self.count):
             attempts[i].verdict.outcome = ALLOWED
-        return self.binding(attempts, True)
+        return 0
 
     def hit_each(self, key, cost=1):
         """``hit``, but returns the ``Decision`` of each limiter, in order, instead of the one that binds.

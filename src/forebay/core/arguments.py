@@ -9,7 +9,16 @@ from typing import Any, Final, TypeVar
 
 from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, short_repr
 
-__all__ = ["DEFAULT_REQUEST_TTL", "ambiguous_key", "cost_of", "costs_of", "kept", "keys_of", "ttl_without_id"]
+__all__ = [
+    "DEFAULT_REQUEST_TTL",
+    "ambiguous_key",
+    "cost_of",
+    "costs_of",
+    "kept",
+    "keys_of",
+    "no_id_beside_charges",
+    "ttl_without_id",
+]
 
 DEFAULT_REQUEST_TTL: Final = "5 minutes"
 KEPT: Final = ("permits", "share", "used")
@@ -54,6 +63,14 @@ def kept(keep: Any) -> int:
 def ttl_without_id(request_ttl: Any) -> InvalidKey:
     return InvalidKey(
         f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, and none is given"
+    )
+
+
+def no_id_beside_charges(limiter: Any, limits: Any) -> InvalidLimiter:
+    """The exception for a `Concurrency` in an ``AllOf`` whose request has an id."""
+    return InvalidLimiter(
+        f"{limiter!r} takes no request_id in {limits!r}: held permits go to the latest request with an id, and charges "
+        "don't. Give each of the two limits the id in a call of its own"
     )
 
 

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.batch cimport Batch
 from forebay.core.decision cimport Decision, Outlook
-from forebay.core.limiter cimport AfterCharge, Charge, Describe, Limiter, LimitParams, SetCharge
+from forebay.core.limiter cimport AfterCharge, Attempt, Charge, Describe, Limiter, LimitParams, SetCharge
 from forebay.core.table.keys cimport hash_key_of
 from forebay.core.table.native cimport (
     COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_USED, ForebayCell, ForebayLine, count_in, prefetch,
@@ -29,8 +29,9 @@ cdef inline uint64_t tag_of_mark(uint64_t hashed) noexcept nogil:
     return fingerprint_of(hashed) | FOREBAY_KIND_USED
 
 
-# The hash of a request id.
+# The hash of a request id; and of that hash with one limit's key and amount, for a request to several limits.
 cdef uint64_t hash_of_id(Limiter limiter, object request_id) except? 0
+cdef uint64_t hash_with_part(Limiter limiter, uint64_t hashed, const Attempt* attempt) noexcept
 
 # The tag of a request's mark, and the state of the mark: 0 if there is none, or none that still counts. Marks are in
 # the store's table, even if the limiter has a table of its own. The tag includes the amount: with another cost it is

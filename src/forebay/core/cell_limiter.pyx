@@ -98,6 +98,11 @@ cdef uint64_t hash_of_id(Limiter limiter, object request_id) except? 0:
             f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
 
 
+cdef uint64_t hash_with_part(Limiter limiter, uint64_t hashed, const Attempt* attempt) noexcept:
+    hashed = hash_pair(hashed, attempt.tag, limiter.hash_key, MARK)
+    return hash_pair(hashed, attempt.charge.amount, limiter.hash_key, MARK)
+
+
 cdef uint64_t mark_tag_of(Limiter limiter, object key, object request_id, uint64_t amount) except 0:
     cdef uint64_t id_hash = hash_pair(hash_of_id(limiter, request_id), amount, limiter.hash_key, MARK)
     return tag_of_mark(hash_pair(hash_key_of(key, limiter.hash_key), id_hash, limiter.hash_key, MARK))

@@ -11,7 +11,7 @@ every other limiter. The *fetch slot* makes fetches single-flight: it names the 
 
 Transitions of the lease
 ------------------------
-All are 128-bit acq_rel CASes.
+All are 128-bit acq_rel CASes. lease_steps.pxd has the decision function of each.
 
 * *spend*: any request, if permits are there and the lease runs. Permits fall; nothing else changes. "leased: spending"
 * *begin*: a fetch that is about to call the server. Sets `pending` and a generation of its own. The request to the
@@ -120,46 +120,37 @@ generation in the new cell by a chance of 1 in 64.
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from forebay.core.algorithms.counts cimport (
-    FRACTION_BITS, count_bits_for, count_state, count_time, low_mask, low_of, time_of,
-)
+from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, low_mask, low_of, time_of
 from forebay.core.all_of cimport MOST, AllOf
-from forebay.core.cell_limiter cimport whole_cost
+from forebay.core.cell_limiter cimport (
+    hash_of_id, hash_with_part, insert_mark, mark_state, mark_tag_of, remove_mark, tag_of_mark, whole_cost,
+)
 from forebay.core.decision cimport NO_ROOM, Decision
+from forebay.core.lease_steps cimport (
+    FETCH_SLOT_COST_BITS, FETCH_SLOT_LOW_BITS, FETCHING, GENERATION_BITS, UNKNOWN, WAITED, LeaseCharge, SlotRequest,
+    Step, abort_fetch, begin_fetch, deposit_permits, enter_fetch_slot, is_closed, is_pending, leave_fetch_slot,
+    lower_size, mark_waited, runs, size_of, spend, withdraw_permits,
+)
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport (
-    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_COUNT, FOREBAY_LEASE_GENERATION_BITS, ForebayCell, ForebayLine,
-    load128_acquire, monotonic_ns, prefetch,
+    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_COUNT, ForebayCell, ForebayLine, load128_acquire, monotonic_ns,
+    prefetch,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, DENIED, UNDECIDED, Decide, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
-    no_events, table_amend, table_decide, table_find, table_now, table_remove, table_try,
+    ALLOWED, DENIED, UNDECIDED, Decide, Events, Outcome, Verdict, find_in_line, fingerprint_of, home_line, no_events,
+    table_amend, table_decide, table_find, table_now, table_remove, table_try,
 )
 
+from forebay.core.arguments import ttl_without_id
 from forebay.errors import CostExceedsLimit, InvalidLimiter
 
 
-cdef enum:
-    GENERATION_BITS = FOREBAY_LEASE_GENERATION_BITS
-    FETCH_SLOT_COST_BITS = 16
-    FETCH_SLOT_SIZE_BITS = 5
-    FETCH_SLOT_SIZE_SHIFT = 17
-    FETCH_SLOT_LOW_BITS = 22
-
 cdef uint64_t MOST_SLOT_COST = (1 << 16) - 1
-cdef uint64_t FETCHING = 1 << 16
-# While a fetch is under way: another process has waited for long. Below it is the fetch's mark, which isn't 0.
-cdef uint64_t WAITED = 1 << 15
 cdef uint64_t MOST_MARK = (1 << 15) - 1
-# Longer than a thread holds the interpreter, and than a waiter sleeps.
-cdef uint64_t RESERVED_NS = 1 << 24
 
 # In place of a size: no fetch has had a reply since.
 UNKNOWN_SIZE = 31
-cdef uint64_t UNKNOWN = UNKNOWN_SIZE
-# A generation begins ahead of the clock by less.
-cdef uint64_t MOST_AHEAD = 63
 
 # The outcomes of `enter`.
 ENTERED, BUSY, CLOSED, FULL = 0, 1, 2, 3
@@ -167,195 +158,13 @@ ENTERED, BUSY, CLOSED, FULL = 0, 1, 2, 3
 FETCH_SLOT_QUANTUM_NS = 1 << 20
 
 
-cdef inline bint runs(const LeaseCharge* charge, uint64_t state, uint64_t now_ns) noexcept nogil:
-    # An end that no limiter can have written is none.
-    return time_of(state, charge.low_bits) - now_ns - 1 < charge.longest_ns
-
-
-cdef bint spend(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    cdef const LeaseCharge* charge = <const LeaseCharge*>parameters
-    next.state = state - charge.amount
-    return low_of(state, charge.permit_bits) >= charge.amount and runs(charge, state, now_ns)
-
-
-cdef inline uint64_t generation_of(const LeaseCharge* charge, uint64_t state) noexcept nogil:
-    return low_of(state, charge.low_bits) >> (charge.permit_bits + 1)
-
-
-cdef inline bint is_pending(const LeaseCharge* charge, uint64_t state) noexcept nogil:
-    return state >> charge.permit_bits & 1
-
-
-cdef inline uint64_t stamp_us(const Step* step) noexcept nogil:
-    """Read after the state and before the CAS, so that of two steps the later one has the later stamp, or the same."""
-    return (monotonic_ns() - step.epoch_ns) // 1000
-
-
-cdef inline bint is_own(const Step* step, uint64_t state) noexcept nogil:
-    """Whether the fetch that has this generation is the last one that began."""
-    return is_pending(step.charge, state) and generation_of(step.charge, state) == step.generation
-
-
-cdef inline uint64_t next_generation(const Step* step, uint64_t state) noexcept nogil:
-    cdef uint64_t mask = low_mask(GENERATION_BITS)
-    cdef uint64_t clock = step.clock & mask
-    cdef uint64_t generation = generation_of(step.charge, state)
-    if state == 0:
-        # Not the one of a fetch that began in a cell which is lost.
-        return (clock + (step.stamp_us & MOST_AHEAD)) & mask
-    if (generation - clock) & mask > mask // 2:
-        return clock
-    return (generation + is_pending(step.charge, state)) & mask
-
-
-cdef inline uint64_t pending_state(
-    Step* step, uint64_t state, uint64_t time, uint64_t permits
-) noexcept nogil:
-    step.generation = next_generation(step, state)
-    return time | (step.generation << 1 | 1) << step.charge.permit_bits | permits
-
-
-cdef bint begin_fetch(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    cdef Step* step = <Step*>parameters
-    cdef const LeaseCharge* charge = step.charge
-    cdef uint64_t end_ns = time_of(state, charge.low_bits)
-    cdef uint64_t time = state & ~low_mask(charge.low_bits)
-    cdef uint64_t permits = low_of(state, charge.permit_bits)
-    step.now_ns = now_ns
-    step.stamp_us = stamp_us(step)
-    step.was_end_ns = end_ns
-    step.left = step.unspent = 0
-    step.was_known = state != 0 and (end_ns <= now_ns or runs(charge, state, now_ns))
-    if step.was_known and end_ns > now_ns:
-        step.left = permits
-    elif step.was_known:
-        step.unspent = permits
-    if step.left == 0:
-        # The time means nothing but how long the cell is kept.
-        time = max(time if runs(charge, state, now_ns) else 0, count_time(now_ns + step.keep_ns, charge.low_bits))
-    next.state = pending_state(step, state, time, step.left)
-    return True
-
-
-cdef bint deposit_permits(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    cdef Step* step = <Step*>parameters
-    cdef const LeaseCharge* charge = step.charge
-    cdef uint64_t permits = low_of(state, charge.permit_bits)
-    cdef uint64_t end_ns = time_of(state, charge.low_bits)
-    cdef uint64_t time = step.end_ns << FRACTION_BITS & ~low_mask(charge.low_bits)
-    step.was_served = False
-    if not is_own(step, state) or step.end_ns <= now_ns:
-        return False
-    if permits != 0 and step.same_ns != 0:
-        # Each reply shows the end of the window a little earlier, by the time that the reply took.
-        if end_ns + step.same_ns <= step.end_ns or not runs(charge, state, now_ns):
-            permits = 0
-        else:
-            time = max(time, state & ~low_mask(charge.low_bits))
-    permits = permits - min(permits, step.dropped) + step.granted
-    if permits >= step.amount:
-        step.was_served = True
-        permits -= step.amount
-    next.state = time | generation_of(charge, state) << (charge.permit_bits + 1) | min(
-        permits, low_mask(charge.permit_bits))
-    return True
-
-
-cdef bint abort_fetch(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    cdef Step* step = <Step*>parameters
-    cdef uint64_t permits = low_of(state, step.charge.permit_bits)
-    next.state = (state & ~low_mask(step.charge.permit_bits + 1)) | (permits - min(permits, step.dropped))
-    return is_own(step, state)
-
-
-cdef bint withdraw_permits(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    cdef Step* step = <Step*>parameters
-    step.stamp_us = stamp_us(step)
-    step.unspent = low_of(state, step.charge.permit_bits)
-    if is_pending(step.charge, state) or step.unspent == 0 or not runs(step.charge, state, now_ns):
-        return False
-    # It ends now, so that the next fetch doesn't take it for one that was used up early.
-    next.state = now_ns << FRACTION_BITS & ~low_mask(step.charge.low_bits) | (
-        generation_of(step.charge, state) << (step.charge.permit_bits + 1))
-    return True
-
-
-cdef inline bint is_closed(uint64_t state, uint64_t now_ns, uint64_t longest_ns) noexcept nogil:
-    return time_of(state, FETCH_SLOT_LOW_BITS) - now_ns - 1 < longest_ns
-
-
-cdef inline uint64_t fetch_slot_state(uint64_t until_ns, uint64_t size, uint64_t low) noexcept nogil:
-    return count_state(until_ns, FETCH_SLOT_LOW_BITS, size << FETCH_SLOT_SIZE_SHIFT | low)
-
-
-cdef inline uint64_t size_of(uint64_t slot) noexcept nogil:
-    return low_of(slot, FETCH_SLOT_LOW_BITS) >> FETCH_SLOT_SIZE_SHIFT
-
-
-cdef inline bint is_reserved(uint64_t slot) noexcept nogil:
-    return low_of(slot, FETCH_SLOT_SIZE_SHIFT) == FETCHING
-
-
-cdef bint enter_fetch_slot(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    cdef SlotRequest* request = <SlotRequest*>parameters
-    request.was_until_ns = time_of(state, FETCH_SLOT_LOW_BITS)
-    # A fetch that was there before and hasn't left the slot will hardly bring a reply.
-    cdef uint64_t size = UNKNOWN if state & FETCHING and not is_reserved(state) else size_of(state)
-    next.state = fetch_slot_state(now_ns + request.until_ns, size, FETCHING | request.mark)
-    if not is_closed(state, now_ns, request.longest_ns):
-        return True
-    if state & FETCHING:
-        return request.has_waited and is_reserved(state)
-    return request.cost < low_of(state, FETCH_SLOT_COST_BITS)
-
-
-cdef bint mark_waited(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    next.state = state | WAITED
-    return state & FETCHING and not is_reserved(state) and state & WAITED == 0
-
-
-cdef bint leave_fetch_slot(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    cdef const SlotRequest* request = <const SlotRequest*>parameters
-    if request.until_ns == 0 and state & WAITED:
-        next.state = fetch_slot_state(
-            min(now_ns + RESERVED_NS, time_of(state, FETCH_SLOT_LOW_BITS)), request.size, FETCHING)
-    elif request.until_ns == 0:
-        # Rounded down, and so open.
-        next.state = now_ns << FRACTION_BITS & ~low_mask(FETCH_SLOT_LOW_BITS) | request.size << FETCH_SLOT_SIZE_SHIFT
-    else:
-        next.state = fetch_slot_state(request.until_ns, request.size, request.cost)
-    return state & ~WAITED == request.seen
-
-
-cdef bint lower_size(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    next.state = state - (<uint64_t>1 << FETCH_SLOT_SIZE_SHIFT)
-    return state & FETCHING == 0 and 0 < size_of(state) < UNKNOWN
-
-
 cdef class Permits(Limiter):
     """Permits of a limit at a server, borrowed in batches; the base of the classes that fetch them.
 
     `terms` gives the size of batches and the length of leases (``forebay.redis.leased.terms.Terms``). This class has
     the fast paths and the steps of a fetch, each one CAS. A derived class has `_lacking(key, cost)` and
-    `_lacking_hit(key, cost)` for requests that need more permits than the lease has.
+    `_lacking_hit(key, cost)` for requests that need more permits than the lease has, and `_hit_once(key, cost,
+    request_id, request_ttl)`.
     """
 
     def __cinit__(self, store, name, terms):
@@ -452,14 +261,22 @@ cdef class Permits(Limiter):
         """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
 
         From the host's own memory, if its lease suffices or a denial is remembered; else one round trip. ``remaining``
-        is what the host knows: at least so many are left. ``reset_after`` is at the latest. A rate, a burst and a
-        request_id are for limiters that aren't leased.
+        is what the host knows: at least so many are left. ``reset_after`` is at the latest. A rate and a burst are for
+        limiters that aren't leased.
 
-        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``StoreClosed``,
-        ``StoreUnavailable``, ``ForeignState``.
+        With a `request_id` (str, bytes, int or a tuple of them), a request that is repeated on this host with the same
+        id and cost within `request_ttl` (5 minutes by default) is allowed again without a second charge, in any worker
+        of the host. *Another host charges it again.* An id takes a cell of the host's store for that time.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``InvalidRate``,
+        ``StoreClosed``, ``StoreUnavailable``, ``ForeignState``.
         """
-        if rate is not None or burst is not None or request_id is not None or request_ttl is not None:
+        if rate is not None or burst is not None:
             self.refuse_extras()
+        if request_id is not None:
+            return self._hit_once(key, cost, request_id, request_ttl)
+        if request_ttl is not None:
+            raise ttl_without_id(request_ttl)
         decision = self.decided_now(key, self.checked_cost(cost))
         return self._lacking_hit(key, cost) if decision is None else decision
 
@@ -496,8 +313,7 @@ cdef class Permits(Limiter):
 
     def refuse_extras(self):
         raise InvalidLimiter(
-            f"{self!r} has one limit for all calls, and remembers no request: over the RedisStore itself a call may "
-            "have a rate, a burst and a request_id")
+            f"{self!r} has one limit for all calls: over the RedisStore itself a call may have a rate and a burst")
 
     cdef object decided_now(self, object key, uint64_t cost):
         cdef Verdict verdict
@@ -609,9 +425,54 @@ cdef class Permits(Limiter):
         cdef SlotRequest request
         request.cost = cost
         request.until_ns = until_ns if cost <= MOST_SLOT_COST else 0
-        request.size = min(size, UNKNOWN)
+        request.size = min(size, <uint64_t>UNKNOWN)
         request.seen = seen
         self.amend(self.fetch_slot_of(tag), leave_fetch_slot, &request)
+
+    def mark_of(self, key, cost, request_id):
+        """The tag of the mark of a request that this limiter alone charges."""
+        return mark_tag_of(self, key, request_id, self.checked_cost(cost))
+
+    def mark_of_several(self, limiters, keys, costs, request_id):
+        """The tag of the mark of a request to all these limiters, each with a key and a cost. This store has the mark.
+
+        Raises what a charge to each of them would raise for a wrong key or cost.
+        """
+        cdef Attempt attempt
+        cdef Permits permits
+        cdef uint64_t hashed = hash_of_id(self, request_id)
+        for limiter, key, cost in zip(limiters, keys, costs, strict=True):
+            if isinstance(limiter, Permits):
+                permits = limiter
+                attempt.own_charge.amount = permits.checked_cost(cost)
+                attempt.charge = &attempt.own_charge
+                attempt.tag = permits.tag(key)
+            else:
+                (<Limiter?>limiter).attempt_for(key, cost, &attempt)
+            hashed = hash_with_part(self, hashed, &attempt)
+        return tag_of_mark(hashed)
+
+    def is_marked(self, uint64_t mark_tag):
+        self.ensure_attached()
+        return mark_state(self, mark_tag) != 0
+
+    def insert_mark(self, uint64_t mark_tag, uint64_t ttl_ns):
+        """Remember a request that was charged. False if another one has done so. True also if there is no room."""
+        self.ensure_attached()
+        return insert_mark(self, mark_tag, table_now(&self.table) + ttl_ns, 0)
+
+    def remove_mark(self, uint64_t mark_tag):
+        """Forget a request. False if it was not remembered any more."""
+        return remove_mark(self, mark_tag)
+
+    def repeated(self, key):
+        """The ``Decision`` of a request that was charged before, by the host's memory alone."""
+        cdef Look look
+        self.look_at(self.tag(key), 0, &look)
+        if look.rest_ns == 0:
+            # The lease that its permits came from is over, or it had none: no lease ends later than one from now on.
+            look.rest_ns = self.terms.longest_ns
+        return self.decision_seen(&look)
 
     def shrink(self, uint64_t tag):
         """Borrow less next time, as the last batch was not needed."""
@@ -777,3 +638,12 @@ def decide_now(AllOf limits, key, cost, tuple leased, leased_key, leased_cost, b
     for i in range(count):
         decisions.append((<Permits>leased[i]).decision_seen(&looks[i]))
     return decisions
+
+
+def repeated_each(AllOf limits, list keys, bint is_new):
+    """The decisions of a request that was charged before. `is_new`: none of its limits has counted it yet."""
+    cdef Attempt[MOST] attempts
+    limits.begin_repeated(keys, attempts)
+    if is_new:
+        limits.count_allowed()
+    return limits.decisions(attempts)

@@ -7,9 +7,16 @@ from functools import partial
 from typing import Any, Final
 
 from forebay import holding, waiting
-from forebay.core.arguments import DEFAULT_REQUEST_TTL, ambiguous_key, costs_of, keys_of, ttl_without_id
+from forebay.core.arguments import (
+    DEFAULT_REQUEST_TTL,
+    ambiguous_key,
+    costs_of,
+    keys_of,
+    no_id_beside_charges,
+    ttl_without_id,
+)
 from forebay.core.limiter_arguments import check_limiters
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded
+from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, LimitExceeded
 from forebay.fallback.awaited import Awaited
 from forebay.fallback.cell_limiter import CellLimiter, insert_mark, mark_tag, remembers, remove_mark, whole_cost
 from forebay.fallback.decision import Decision, Outlook, decision_of
@@ -137,10 +144,7 @@ class AllOf(Made, Reservable):
         """The limiter that counts what happens to marks. Raises if the limits can't remember requests."""
         for limiter in self.limiters:
             if not isinstance(limiter, CellLimiter):
-                raise InvalidLimiter(
-                    f"{limiter!r} takes no request_id in {self!r}: held permits go to the latest request with an id, "
-                    "and charges don't. Give each of the two limits the id in a call of its own"
-                )
+                raise no_id_beside_charges(limiter, self)
         first = self.limiters[0]
         assert isinstance(first, CellLimiter)
         return first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Generic, TypeVar
 
-__all__ = ["Permits", "SyncedTokenBucket", "SyncedWindow", "decide_now"]
+__all__ = ["Permits", "SyncedTokenBucket", "SyncedWindow", "decide_now", "repeated_each"]
 
 S = TypeVar("S")
 
@@ -30,3 +30,7 @@ class SyncedWindow(Generic[S]):
 
 def decide_now(*args: Any) -> None:
     """Decides leased limits together with those of the host."""
+
+
+def repeated_each(*args: Any) -> None:
+    """Decides the host's limits of a request that was charged before."""

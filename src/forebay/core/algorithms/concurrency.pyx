@@ -863,12 +863,16 @@ cdef class Concurrency(Limiter):
         cdef uint64_t i, state
         cdef uint64_t tag = self.tag_of(key)
         cdef ForebayCell* cell
+        cdef ForebayCell seen
         self.check_process()
         cell = table_find(&self.table, tag, &state)
         if cell != NULL:
             slots = self.slots_of(cell)
             for i in range(slots.count):
-                free_slot(&slots, i, load128_acquire(&slots.slots[i]))
+                seen = load128_acquire(&slots.slots[i])
+                # A renewal or a take-over may be faster: their permits are held, too.
+                while not free_slot(&slots, i, seen) and seen.tag != 0:
+                    seen = load128_acquire(&slots.slots[i])
         waiting.released(self, key)
 
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:

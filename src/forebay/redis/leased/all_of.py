@@ -64,12 +64,13 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from forebay import holding
 from forebay.core.all_of import AllOf, binding, reserve_each
-from forebay.core.arguments import cost_of, costs_of, keys_of
+from forebay.core.arguments import cost_of, costs_of, keys_of, no_id_beside_charges, ttl_without_id
+from forebay.core.cell_limiter import CellLimiter
 from forebay.core.decision import Decision
-from forebay.core.leased import decide_now
+from forebay.core.leased import decide_now, repeated_each
 from forebay.core.reservation import Reservation
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, InvalidLimiter, LimitExceeded
+from forebay.errors import CostExceedsLimit, ForebayError, InvalidLimiter, LimitExceeded
 from forebay.flows import Flow, run, run_async
 from forebay.host_time import host_ns
 from forebay.rate import Duration
@@ -77,6 +78,7 @@ from forebay.redis.all_of import Costs, Keys, checked_lists, each, exceeded_by
 from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.executor import Executor
 from forebay.redis.leased.charge import LeasedCharge, LeasedPart
+from forebay.redis.leased.once import charged_once, ttl_ns_of
 from forebay.redis.limiter import would_block
 from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
 
@@ -90,7 +92,7 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
     """`limiters` as the caller gave them; `parts` has a ``LeasedPart`` for each that is leased, and else None."""
 
     def __init__(self, limiters: Sequence[Any], parts: Sequence[LeasedPart | None]) -> None:
-        self._limiters = tuple(limiters)
+        self._limiters, self._parts = tuple(limiters), tuple(parts)
         self._leased = [(i, part) for i, part in enumerate(parts) if part is not None]
         by_store: dict[int, list[int]] = {}
         for i, part in enumerate(parts):
@@ -276,8 +278,10 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
         request_id: Key | None = None,
         request_ttl: Duration | None = None,
     ) -> Pending[Decision]:
-        if request_id is not None or request_ttl is not None:
-            self._leased[0][1].permits.refuse_extras()
+        if request_id is not None:
+            return self._run(self._hit_once(key, cost, request_id, request_ttl))  # type: ignore[no-any-return]
+        if request_ttl is not None:
+            raise ttl_without_id(request_ttl)
         decided = self._decide_now(key, cost, True)
         if type(decided) is list:
             return self._done(binding(decided))  # type: ignore[no-any-return]
@@ -285,6 +289,40 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
 
     def _hit(self, decided: Any, key: Keys, cost: Costs) -> Flow[Decision]:
         return binding((yield from self._go_on(decided, key, cost)).decisions)
+
+    def _hit_once(self, key: Keys, cost: Costs, request_id: Key, request_ttl: Duration | None) -> Flow[Decision]:
+        keys, costs = self._each(key, cost)
+        costs, ttl_ns = [cost_of(its_cost) for its_cost in costs], ttl_ns_of(request_ttl)
+        mark = self._mark_of(keys, costs, request_id)
+        if not any(costs):
+            return binding((yield from self._charge(keys, costs)).decisions)
+        if self._permits[0].is_marked(mark):
+            for permits in self._permits:
+                permits.count_allowed()
+            return binding(self._repeated(keys, is_new=True))
+        charged = yield from charged_once(self._permits[0], mark, ttl_ns, lambda: self._charge(keys, costs))
+        return binding(self._repeated(keys, is_new=False) if charged is None else charged.decisions)
+
+    def _mark_of(self, keys: list[Any], costs: list[int], request_id: Key) -> int:
+        """The tag of a request's mark. Raises ``InvalidLimiter`` if the limits can't remember requests."""
+        for limiter, part in zip(self._limiters, self._parts, strict=True):
+            if part is None and not isinstance(limiter, CellLimiter):
+                raise no_id_beside_charges(limiter, self)
+        limiters = [
+            limiter if part is None else part.permits
+            for limiter, part in zip(self._limiters, self._parts, strict=True)
+        ]
+        return self._permits[0].mark_of_several(limiters, keys, costs, request_id)
+
+    def _repeated(self, keys: list[Any], *, is_new: bool) -> list[Decision]:
+        """The decisions of a request that was charged before: see `repeated_each`."""
+        decisions: list[Any] = [None] * len(keys)
+        for i, part in self._leased:
+            decisions[i] = part.permits.repeated(keys[i])
+        for limits, at, of in self._local:
+            for i, decision in zip(at, repeated_each(limits, of(keys), is_new), strict=True):
+                decisions[i] = decision
+        return decisions
 
     @operation
     def hit_each(self, key: Keys, cost: Costs = 1) -> Pending[list[Decision]]:
@@ -310,18 +348,29 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
 
     @operation
     def refund(self, key: Keys, cost: Costs = 1, *, request_id: Key | None = None) -> Pending[None]:
-        if request_id is not None:
-            self._leased[0][1].permits.refuse_extras()
-        return self._run(self._refund(*self._each(key, cost)))  # type: ignore[no-any-return]
+        return self._run(self._refund(*self._each(key, cost), request_id))  # type: ignore[no-any-return]
 
-    def _refund(self, keys: list[Any], costs: list[Any]) -> Flow[None]:
+    def _refund(self, keys: list[Any], costs: list[Any], request_id: Key | None) -> Flow[None]:
         # All arguments are checked before anything is given back: those of the stores by their own refund, below.
         for i, part in self._leased:
             part.permits.tag(keys[i])
         costs = [cost_of(cost) for cost in costs]
+        if request_id is not None:
+            try:
+                mark = self._mark_of(keys, costs, request_id)
+            except CostExceedsLimit:
+                # No single request can have charged that much.
+                return
+            if not self._permits[0].remove_mark(mark):
+                return
         for limits, _, of in self._local:
             limits.refund(of(keys), of(costs))
-        yield from each([_called(part.refund, keys[i], costs[i]) for i, part in self._leased])
+        yield from each(
+            [
+                _called(part.refund if request_id is None else part.give_back, keys[i], costs[i])
+                for i, part in self._leased
+            ]
+        )
 
     @operation
     def reset(self, key: Keys) -> Pending[None]:
@@ -394,6 +443,11 @@ class SeveralCharges:
         return self._charges is not None
 
     @property
+    def is_counted(self) -> bool:
+        """Whether each limit has charged it. Else a fallback has charged one, or a full store let it in."""
+        return self.allowed and not any(decision.degraded or decision.full for decision in self.decisions)
+
+    @property
     def delay(self) -> float:
         return binding(self.decisions).retry_after
 
@@ -455,7 +509,8 @@ class LeasedAllOf(BaseLeasedAllOf[Executor]):
     """Several limits at once, one or more of which are over a ``LeasedStore``, as ``forebay.AllOf``: all or none.
 
     The others may be over any ``Store`` or ``SyncedStore`` of this host. A decision calls Redis for leases that lack
-    permits, and if permits that a leased limit has charged are given back. It has no ``reserve`` and no `request_id`.
+    permits, and if permits that a leased limit has charged are given back. It has no ``reserve``. A `request_id` is
+    remembered on this host, in the store of its first leased limiter.
 
     *Threads*, *processes*, *fork*: as the limiters. O(number of limiters). Raises what the limiters raise. If one
     raises, nothing stays charged, except by a limit whose reply from Redis was lost.

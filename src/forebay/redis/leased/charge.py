@@ -33,9 +33,9 @@ class LeasedPart:
         self.permits.tag(key)
         self.permits.checked(cost)
 
-    def charge(self, key: Key, cost: int) -> Any:
-        """A ``LeasedCharge``: by the lease if it suffices, else by a call to Redis."""
-        return self.store.executor.run(self._charge(key, cost))
+    def charge(self, key: Key, cost: int, **more: Any) -> Any:
+        """A ``LeasedCharge``: by the lease if it suffices, else by a call to Redis. A fallback gets `more` arguments."""
+        return self.store.executor.run(self._charge(key, cost, more))
 
     def charge_now(self, key: Key, cost: int) -> LeasedCharge | None:
         """As ``charge``; None if only a call to Redis can decide."""
@@ -59,9 +59,14 @@ class LeasedPart:
         executor = self.store.executor
         return executor.run(executor.reset(self.permits, key))
 
-    def _charge(self, key: Key, cost: int) -> Steps[LeasedCharge]:
+    def give_back(self, key: Key, cost: int) -> Any:
+        """As ``refund``, of permits that Redis has lent. A fallback that has charged nothing gives nothing back."""
+        executor = self.store.executor
+        return executor.run_to_end(executor.give_back_charged(self.permits, key, cost))
+
+    def _charge(self, key: Key, cost: int, more: dict[str, Any]) -> Steps[LeasedCharge]:
         since_ns = self.permits.now_ns()
-        decision = yield from self.store.executor.hit(self.permits, key, cost)
+        decision = yield from self.store.executor.hit(self.permits, key, cost, **more)
         return LeasedCharge(self, key, cost, since_ns, decision)
 
 
@@ -76,6 +81,11 @@ class LeasedCharge:
     @property
     def allowed(self) -> bool:
         return self.decision.allowed
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether permits that Redis has lent were spent. Else a fallback has charged it, or a full store let it in."""
+        return self.decision.allowed and not self.decision.degraded and not self.decision.full
 
     @property
     def delay(self) -> float:

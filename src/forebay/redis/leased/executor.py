@@ -72,23 +72,23 @@ class LeaseExecutorBase(ABC):
     def share(self, permits: Permits, key: Key, cost: int) -> Steps[Decision]:
         """Decide a request together with the others that lack permits of `key`."""
 
-    def fetch(self, permits: Permits, key: Key, cost: int) -> Steps[Decision]:
-        """Decide a request that exceeds the lease, or fall back."""
+    def fetch(self, permits: Permits, key: Key, cost: int, **more: Any) -> Steps[Decision]:
+        """Decide a request that exceeds the lease, or fall back. The fallback gets `more` arguments."""
         try:
             decision = (yield from alone(permits, key, cost)) if is_alone(permits, cost) else None
             if decision is None:
                 decision = yield from self.share(permits, key, cost)
         except StoreUnavailable as error:
-            decision = self.redis.fall_back(error, lambda: permits.terms.fallback.hit(key, cost))
+            decision = self.redis.fall_back(error, lambda: permits.terms.fallback.hit(key, cost, **more))
         return decision
 
-    def hit(self, permits: Permits, key: Key, cost: int) -> Steps[Decision]:
+    def hit(self, permits: Permits, key: Key, cost: int, **more: Any) -> Steps[Decision]:
         """Decide a request, from the lease if it suffices."""
         decision: Decision | None = permits.hit_now(key, cost)
         if decision is not None:
             return decision
         cost = permits.checked(cost)
-        return (yield from self.fetch(permits, key, cost) if cost else self.peek(permits, key, 0))
+        return (yield from self.fetch(permits, key, cost, **more) if cost else self.peek(permits, key, 0))
 
     def hit_many(self, permits: Permits, keys: Iterable[Key], costs: Iterable[int] | None) -> Steps[list[bool]]:
         """Decide a batch in order. All keys and costs are checked before any is charged."""
@@ -116,6 +116,13 @@ class LeaseExecutorBase(ABC):
             yield from refunded(permits, key, cost)
         except StoreUnavailable as error:
             self.redis.fall_back(error, lambda: permits.terms.fallback.refund(key, cost))
+
+    def give_back_charged(self, permits: Permits, key: Key, cost: int) -> Steps[None]:
+        """As ``refund``, of permits that no fallback has charged."""
+        try:
+            yield from refunded(permits, key, cost)
+        except StoreUnavailable as error:
+            self.redis.fall_back(error, noop)
 
     def cancel(self, permits: Permits, key: Key, cost: int, since_ns: int, decision: Decision) -> Steps[None]:
         """Give back the charge of a request that was decided after `since_ns`."""

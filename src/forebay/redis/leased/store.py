@@ -15,18 +15,21 @@ from forebay._native import need_compiled_core
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.all_of import AllOf
+from forebay.core.arguments import ttl_without_id
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
 from forebay.core.limiter import Limiter
 from forebay.core.stores import Joinable
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, LimitExceeded, redacted_repr, short_repr
+from forebay.flows import run, run_async
 from forebay.host_time import host_ns
 from forebay.rate import NS, Duration, Rate
 from forebay.redis.commands import LimiterCommands
 from forebay.redis.leased.all_of import AsyncLeasedAllOf, LeasedAllOf
 from forebay.redis.leased.charge import LeasedPart
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
+from forebay.redis.leased.once import hit_once, refund_once
 from forebay.redis.leased.terms import Terms, checked_options, terms_of
 from forebay.redis.limiter import would_block
 from forebay.redis.operations import awaited, awaited_method
@@ -305,6 +308,9 @@ class LeasedLimiter(LeasedBase, Permits):
         cost = self.checked(cost)
         return self._executor.run(self._executor.fetch(self, key, cost)) if cost else self.peek(key, 0)
 
+    def _hit_once(self, key: Key, cost: int, request_id: Key, request_ttl: Duration | None) -> Decision:
+        return run(hit_once(self.part, key, cost, request_id, request_ttl))
+
     def peek(self: LeasedBase, key: Key, cost: int = 1) -> Decision:
         """The decision that ``hit`` would return: from the lease if it suffices, else by one round trip.
 
@@ -319,9 +325,16 @@ class LeasedLimiter(LeasedBase, Permits):
         """
         return self._executor.run(self._executor.hit_many(self._permits, keys, costs))
 
-    def refund(self: LeasedBase, key: Key, cost: int = 1) -> None:
-        """Give back the permits of an allowed ``hit``, by one round trip. A key never has more than a fresh key."""
-        return self._executor.run(self._executor.refund(self._permits, key, cost))
+    def refund(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> None:
+        """Give back the permits of an allowed ``hit``, by one round trip. A key never has more than a fresh key.
+
+        With the `request_id` of a ``hit`` on this host, gives back once, and only while the id is remembered. If Redis
+        doesn't answer, these permits are lost.
+        """
+        if request_id is not None:
+            run(refund_once(self.part, key, cost, request_id))
+        else:
+            self._executor.run(self._executor.refund(self, key, cost))
 
     def reset(self: LeasedBase, key: Key) -> None:
         """Forget `key` in Redis and on this host. Other hosts may spend what they have on loan until its end."""
@@ -437,8 +450,12 @@ class AsyncLeasedLimiter(LeasedBase):
         request_id: Key | None = None,
         request_ttl: Duration | None = None,
     ) -> Decision:
-        if rate is not None or burst is not None or request_id is not None or request_ttl is not None:
+        if rate is not None or burst is not None:
             self._permits.refuse_extras()
+        if request_id is not None:
+            return await run_async(hit_once(self.part, key, cost, request_id, request_ttl))
+        if request_ttl is not None:
+            raise ttl_without_id(request_ttl)
         decision = self._permits.hit_now(key, cost)
         if decision is None:
             executor = self._store.executor
@@ -447,8 +464,16 @@ class AsyncLeasedLimiter(LeasedBase):
 
     peek = awaited_method(LeasedLimiter.peek)
     allow_many = awaited_method(LeasedLimiter.allow_many)
-    refund = awaited_method(LeasedLimiter.refund)
     reset = awaited_method(LeasedLimiter.reset)
+
+    @awaited
+    async def refund(self, key: Key, cost: int = 1, *, request_id: Key | None = None) -> None:
+        """``LeasedLimiter.refund``, awaited."""
+        executor = self._store.executor
+        if request_id is not None:
+            await run_async(refund_once(self.part, key, cost, request_id))
+        else:
+            await executor.run(executor.refund(self._permits, key, cost))
 
     @awaited
     async def wait(
