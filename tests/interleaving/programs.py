@@ -823,7 +823,9 @@ class SceneOfRepeats(SceneOfSlots):
 
     def may_be_denied(self, number: int, held: Holders, earlier: list[int]) -> bool:
         operation = self.operations[number]
-        lasting = self.permits(i for i in held if not self.lease_may_end or self.may_live(i, self.done[number].first_ns))
+        lasting = self.permits(
+            i for i in held if not self.lease_may_end or self.may_live(i, self.done[number].first_ns)
+        )
         taken = lasting + sum(self.operations[i].cost for i in self.meanwhile(number) if self.is_partial(i))
         between_steps = any(self.operations[i].kind in {"send", "renew", "refund"} for i in self.beyond(number))
         return taken + operation.cost > self.limit - self.taken_before and (

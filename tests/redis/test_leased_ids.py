@@ -136,7 +136,13 @@ def test_refund_by_id_gives_back_once(world: World, make: Callable[..., Any]) ->
     limiter, other = make(world.worker(), "l"), make(world.worker(), "l")
     assert limiter.hit(KEY, 10)
     assert limiter.hit(KEY, 3, request_id="r")
-    for key, cost, request_id in ((KEY, 3, "unknown"), ("other", 3, "r"), (KEY, 2, "r"), (KEY, 2**70, "r"), (KEY, 0, "r")):
+    for key, cost, request_id in (
+        (KEY, 3, "unknown"),
+        ("other", 3, "r"),
+        (KEY, 2, "r"),
+        (KEY, 2**70, "r"),
+        (KEY, 0, "r"),
+    ):
         limiter.refund(key, cost, request_id=request_id)
     assert world.used(limiter) == 13
     for one in (other, limiter, other):
@@ -214,14 +220,14 @@ def test_wrong_ids_charge_nothing(world: World) -> None:
 # Races. An attempt acts between two steps of another one.
 
 
-def once(monkeypatch: pytest.MonkeyPatch, method: str, before: Callable[[], None]) -> None:
-    """Call `before` ahead of the first call of this method of a part."""
+def once(monkeypatch: pytest.MonkeyPatch, method: str, another: Callable[[], Any]) -> None:
+    """Ahead of the first call of this method of a part, another attempt is allowed."""
     usual = getattr(LeasedPart, method)
-    calls = [before]
+    calls = [another]
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
         if calls:
-            calls.pop()()
+            assert calls.pop()()
         return usual(*args, **kwargs)
 
     monkeypatch.setattr(LeasedPart, method, replaced)
@@ -233,10 +239,7 @@ def test_loser_of_a_race_gives_its_charge_back(
 ) -> None:
     limiter = make(hosts.new(), "l")
 
-    def another() -> None:
-        assert limiter.hit(KEY, 3, request_id="r")
-
-    once(monkeypatch, "charge_now", another)
+    once(monkeypatch, "charge_now", lambda: limiter.hit(KEY, 3, request_id="r"))
     decision = limiter.hit(KEY, 3, request_id="r")
     assert (decision.allowed, decision.retry_after) == (True, 0.0)
     hosts.give_back(everything=True)
@@ -250,7 +253,7 @@ def test_second_attempt_for_the_last_permits_is_allowed_by_the_mark(
     hosts: Hosts, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter = make(hosts.new(), "l")
-    once(monkeypatch, "charge_now", lambda: bool(limiter.hit(KEY, LIMIT, request_id="r")) or pytest.fail())
+    once(monkeypatch, "charge_now", lambda: limiter.hit(KEY, LIMIT, request_id="r"))
     assert limiter.hit(KEY, LIMIT, request_id="r")
     assert limiter.peek(KEY).remaining == 0
     assert not limiter.hit(KEY, request_id="another")
@@ -258,26 +261,31 @@ def test_second_attempt_for_the_last_permits_is_allowed_by_the_mark(
 
 def test_loser_is_allowed_while_redis_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its charge stays."""
-    with redis_server() as own, RedisStore(own.url, timeout=60) as redis_store, Store.private(keys=100) as host:
-        with LeasedStore(redis_store, host, share=1.0, lease="1 minute") as store:
-            limiter: Any = FixedWindow(store, "l", "100/year")
-            while limiter.left(limiter.tag(KEY))[0] < 10:
-                assert limiter.allow(KEY)
-            had = limiter.left(limiter.tag(KEY))[0]
+    with (
+        redis_server() as own,
+        RedisStore(own.url, timeout=60) as redis_store,
+        Store.private(keys=100) as host,
+        LeasedStore(redis_store, host, share=1.0, lease="1 minute") as store,
+    ):
+        limiter: Any = FixedWindow(store, "l", "100/year")
+        while limiter.left(limiter.tag(KEY))[0] < 10:
+            assert limiter.allow(KEY)
+        had = limiter.left(limiter.tag(KEY))[0]
 
-            def another() -> None:
-                assert limiter.hit(KEY, 3, request_id="r")
-                own.process.kill()
-                own.process.wait()
+        def another() -> Any:
+            decision = limiter.hit(KEY, 3, request_id="r")
+            own.process.kill()
+            own.process.wait()
+            return decision
 
-            once(monkeypatch, "charge_now", another)
-            for _ in range(3):
-                assert limiter.hit(KEY, 3, request_id="r")
-            assert limiter.left(limiter.tag(KEY))[0] == had - 6
-            # The permits that a refund can't report are lost, and it raises.
-            with pytest.raises(StoreUnavailable):
-                limiter.refund(KEY, 3, request_id="r")
+        once(monkeypatch, "charge_now", another)
+        for _ in range(3):
+            assert limiter.hit(KEY, 3, request_id="r")
+        assert limiter.left(limiter.tag(KEY))[0] == had - 6
+        # The permits that a refund can't report are lost, and it raises.
+        with pytest.raises(StoreUnavailable):
             limiter.refund(KEY, 3, request_id="r")
+        limiter.refund(KEY, 3, request_id="r")
 
 
 @pytest.mark.parametrize("step", ["charge_now", "insert_mark", "cancel"])
@@ -297,7 +305,7 @@ def test_attempt_that_ends_anywhere_leaves_no_mark_without_a_charge(
         raise Ended
 
     if step == "cancel":
-        once(monkeypatch, "charge_now", lambda: bool(limiter.hit(KEY, 3, request_id="r")) or pytest.fail())
+        once(monkeypatch, "charge_now", lambda: limiter.hit(KEY, 3, request_id="r"))
         monkeypatch.setattr(type(store.executor), "cancel", end)
     else:
         monkeypatch.setattr(LeasedPart if step == "charge_now" else LeasedLimiter, step, end)
@@ -509,7 +517,11 @@ def test_request_to_several_limits_is_charged_once_to_all(world: World) -> None:
     allowed = {name: stats.allowed for name, stats in world.host_store.stats().limiters.items()}
     assert [allowed[name] for name in ("first", "local", "gap", "second")] == [3] * 4
     # Others are other requests. The gap denies them.
-    for other_keys, other_costs, request_id in ((keys, costs, "other"), (keys, [2, 3, 1, 5], "r"), (keys[::-1], costs, "r")):
+    for other_keys, other_costs, request_id in (
+        (keys, costs, "other"),
+        (keys, [2, 3, 1, 5], "r"),
+        (keys[::-1], costs, "r"),
+    ):
         assert several.hit(other_keys, other_costs, request_id=request_id).allowed is (other_keys != keys)
     several.refund(keys, [2, 3, 1, 5], request_id="r")
     several.refund(keys, [2, 3, 1, 500], request_id="r")
@@ -528,7 +540,7 @@ def test_loser_gives_back_to_all_limits(hosts: Hosts, monkeypatch: pytest.Monkey
     local, leased = FixedWindow(store.host_store, "local", "100/hour"), TokenBucket(store, "leased", "100/hour")
     several: Any = AllOf(local, leased)
     # Both attempts fetch.
-    once(monkeypatch, "charge", lambda: bool(several.hit(KEY, 3, request_id="r")) or pytest.fail())
+    once(monkeypatch, "charge", lambda: several.hit(KEY, 3, request_id="r"))
     assert several.hit(KEY, 3, request_id="r")
     hosts.give_back(everything=True)
     assert (local.peek(KEY).remaining, leased.peek(KEY).remaining) == (97, 97)
@@ -537,14 +549,17 @@ def test_loser_gives_back_to_all_limits(hosts: Hosts, monkeypatch: pytest.Monkey
 
 
 def test_several_limits_with_one_that_lets_in_uncharged_leave_no_mark(redis_store: RedisStore) -> None:
-    with Store.private(keys=1000) as host, Store.private(keys=1, on_full="allow") as full:
-        with LeasedStore(redis_store, host, share=1.0) as store:
-            local = FixedWindow(full, "local", "1000000/year")
-            while not local.hit(f"filler {random.random()}").full:
-                pass
-            leased = FixedWindow(store, "l", "100/year")
-            several: Any = AllOf(local, leased)
-            for _ in range(2):
-                assert several.hit(KEY, 3, request_id="r")
-            store.executor.give_back(store.executor.holdings.unused(everything=True))
-            assert leased.peek(KEY).remaining == 94
+    with (
+        Store.private(keys=1000) as host,
+        Store.private(keys=1, on_full="allow") as full,
+        LeasedStore(redis_store, host, share=1.0) as store,
+    ):
+        local = FixedWindow(full, "local", "1000000/year")
+        while not local.hit(f"filler {random.random()}").full:
+            pass
+        leased = FixedWindow(store, "l", "100/year")
+        several: Any = AllOf(local, leased)
+        for _ in range(2):
+            assert several.hit(KEY, 3, request_id="r")
+        store.executor.give_back(store.executor.holdings.unused(everything=True))
+        assert leased.peek(KEY).remaining == 94

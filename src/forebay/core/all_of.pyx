@@ -33,7 +33,9 @@ from forebay.core.table.table cimport ALLOWED, table_now
 
 from forebay import holding, waiting
 from forebay.awaited import Awaited
-from forebay.core.arguments import DEFAULT_REQUEST_TTL, ambiguous_key, costs_of, keys_of, no_id_beside_charges, ttl_without_id
+from forebay.core.arguments import (
+    DEFAULT_REQUEST_TTL, ambiguous_key, costs_of, keys_of, no_id_beside_charges, ttl_without_id,
+)
 from forebay.core.limiter_arguments import bound_arguments, check_limiters
 from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, LimitExceeded
 from forebay.rate import as_period_ns

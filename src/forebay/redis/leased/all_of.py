@@ -309,8 +309,7 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
             if part is None and not isinstance(limiter, CellLimiter):
                 raise no_id_beside_charges(limiter, self)
         limiters = [
-            limiter if part is None else part.permits
-            for limiter, part in zip(self._limiters, self._parts, strict=True)
+            limiter if part is None else part.permits for limiter, part in zip(self._limiters, self._parts, strict=True)
         ]
         return self._permits[0].mark_of_several(limiters, keys, costs, request_id)
 

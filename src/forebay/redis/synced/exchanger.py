@@ -1,24 +1,19 @@
-"""Runs the exchanges of a synced store's limiters: elects one process of the host, and owns the thread."""
+"""Runs the exchanges of a synced store's limiters in a thread: elects one process of the host."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import ClassVar, Final
 
-from forebay import forking
-from forebay.alive import alive_in
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow
 from forebay.errors import ForebayError, StoreUnavailable
 from forebay.rate import NS, Rate
 from forebay.redis.store import RedisStore
+from forebay.redis.synced.background import Background
 from forebay.redis.synced.exchange import UNREPORTED_ONLY, Exchange
 from forebay.store import Store
 
@@ -53,7 +48,7 @@ class SyncStatus:
     """The messages that this process could not read."""
 
 
-class Exchanger:
+class Exchanger(Background):
     """Exchanges the limiters of one ``SyncedStore``, in all processes of a host once per interval.
 
     State: three limiters in the host's store. *election* admits one process per interval, *rounds* counts the rounds,
@@ -62,8 +57,10 @@ class Exchanger:
     Crash and stall: a process that is killed after its election has used up one interval; the next election is free. A
     process that is stopped during an exchange and goes on later changes nothing: see ``core/synced/limiter.pyx``.
 
-    *Threads*: safe. *Fork*: the child starts a thread of its own if the parent had one.
+    *Threads*, *fork*: safe.
     """
+
+    thread_name: ClassVar[str] = "forebay-sync"
 
     def __init__(self, redis_store: RedisStore, host_store: Store, interval_ns: int) -> None:
         self._redis_store, self._host_store, self._interval_ns = redis_store, host_store, interval_ns
@@ -79,54 +76,30 @@ class Exchanger:
         self.publish: Callable[[Exchange], ForebayError | None] = _publish_nothing
         self.error: str | None = None
         """The error of this process's last exchange."""
-        self.closed = False
-        self._begin()
-        _exchangers.add(self)
-
-    def _begin(self) -> None:
-        """Set up the state that belongs to one process."""
-        # Reentrant: a signal handler may close the store while the interrupted thread makes a limiter. No exchange
-        # holds the lock, so a thread that makes a limiter or closes the store doesn't wait for Redis.
-        self._lock = threading.RLock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin_in_child(self) -> None:
-        """Go on in a forked child. A fork copies locks in their state, and no threads."""
-        had_thread = self._thread is not None
-        self._begin()
-        if had_thread:
-            self._start()
+        self.first_pause_s = interval_ns / NS
+        super().__init__()
 
     def add(self, exchange: Exchange) -> None:
         """Exchange a limiter from now on, once for all limiters with the same cells."""
         with self._lock:
             if all(exchange.id != other.id for other in self.exchanges):
                 self.exchanges.append(exchange)
-            self._start()
-
-    def _start(self) -> None:
-        if self._thread is None and not self.closed:
-            thread = threading.Thread(
-                target=run,
-                args=(weakref.ref(self), self._stop, self._interval_ns / NS),
-                name="forebay-sync",
-                daemon=True,
-            )
-            thread.start()
-            self._thread = thread
+            self.start()
 
     @property
     def is_usable(self) -> bool:
         """Whether both stores are open."""
         return not self._redis_store.closed and not self._host_store.closed
 
-    def exchange_if_elected(self) -> None:
-        """For the thread. No error ends it: the next exchange still reports what is pending."""
+    def step(self) -> float | None:
+        """Exchange if elected. No error ends the thread: the next exchange still reports what is pending."""
+        if not self.is_usable:
+            return None
         try:
             self.exchange(None, elected=True)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
+        return self.first_pause_s
 
     def exchange(self, round_number: int | None, *, elected: bool) -> ForebayError | None:
         """Exchange all limiters, or those for which this process is `elected`. Return the first error, if any.
@@ -197,46 +170,10 @@ class Exchanger:
             ago.append(max(LAST_INTERVAL // timedelta(microseconds=1) * 1000 - left_ns, 0) / NS)
         return min(ago, default=None)
 
-    def close(self) -> None:
-        """End the thread, and exchange once more."""
-        with self._lock:
-            if self.closed:
-                return
-            self.closed = True
-            self._stop.set()
-            thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+    def finish(self) -> None:
+        """Exchange once more."""
         self.exchange(UNREPORTED_ONLY, elected=False)
 
 
 def _publish_nothing(exchange: Exchange) -> None:
     return None
-
-
-_exchangers: weakref.WeakSet[Exchanger] = weakref.WeakSet()
-
-
-def run(ref: weakref.ref[Exchanger], stop: threading.Event, interval_s: float) -> None:
-    """The thread's loop. It doesn't keep the store alive."""
-    while not stop.wait(interval_s):
-        exchanger = ref()
-        if exchanger is None or not exchanger.is_usable:
-            return
-        exchanger.exchange_if_elected()
-        del exchanger
-
-
-def _begin_in_child() -> None:
-    for exchanger in alive_in(_exchangers):
-        exchanger.begin_in_child()
-
-
-def _close_all() -> None:
-    for exchanger in alive_in(_exchangers):
-        with contextlib.suppress(Exception):
-            exchanger.close()
-
-
-forking.in_child(_begin_in_child)
-atexit.register(_close_all)

@@ -15,21 +15,16 @@ A lost connection is no failure of the store: the thread connects again after a 
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import threading
 import time
-import weakref
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import redis
 
-from forebay import forking
-from forebay.alive import alive_in
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.rate import NS
 from forebay.redis.store import RedisStore
+from forebay.redis.synced.background import Background
 from forebay.redis.synced.exchange import Exchange
 from forebay.redis.synced.exchanger import Exchanger
 from forebay.redis.transport.clients import connection_that_listens
@@ -68,26 +63,24 @@ def check_can_listen(store: RedisStore) -> None:
         )
 
 
-class Listener:
+class Listener(Background):
     """Publishes the news of one ``SyncedStore``, and listens to that of other hosts.
 
-    *Threads*: safe. *Fork*: the child starts a thread of its own, with a connection of its own.
+    *Threads*: safe. *Fork*: the child starts a thread of its own, with a connection of its own. It leaves the parent's
+    connection and permits to the parent.
     """
+
+    thread_name: ClassVar[str] = "forebay-news"
 
     def __init__(self, redis_store: RedisStore, host_store: Store, exchanger: Exchanger, interval_ns: int) -> None:
         self._redis_store, self._host_store, self._exchanger = redis_store, host_store, exchanger
         self._gap_s = min(interval_ns / NS / READS_PER_INTERVAL, LONGEST_GAP_S)
         self._permits = Concurrency(host_store, TURNS, 1, LEASE, keys=MOST_EXCHANGES)
         self.heard = self.ignored = 0
-        self.closed = False
-        self._begin()
-        _listeners.add(self)
+        super().__init__()
 
     def _begin(self) -> None:
-        """Set up the state that belongs to one process."""
-        self._lock = threading.RLock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        super()._begin()
         self._connection: Any = None
         self._pause_s = 0.0
         self._turn_at_s = 0.0
@@ -98,21 +91,6 @@ class Listener:
         self._changed: dict[bytes, set[int]] = {}
         self._read_at_s: dict[bytes, float] = {}
 
-    def begin_in_child(self) -> None:
-        """Go on in a forked child. It leaves the parent's connection and permits to the parent."""
-        had_thread = self._thread is not None
-        self._begin()
-        if had_thread:
-            self.start()
-
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self.closed:
-                self._thread = threading.Thread(
-                    target=run, args=(weakref.ref(self), self._stop), name="forebay-news", daemon=True
-                )
-                self._thread.start()
-
     @property
     def is_usable(self) -> bool:
         return not self.closed and self._exchanger.is_usable
@@ -122,8 +100,11 @@ class Listener:
         database = self._redis_store.executor.client.connection_pool.connection_kwargs.get("db") or 0
         return b"%bnews-%b:%d" % (exchange.prefixes[0], exchange.suffix, database)
 
-    def step(self) -> float:
-        """One step of the thread: how long to pause before the next one, in seconds."""
+    def step(self) -> float | None:
+        """Wait for a message, and read what it is about. No error ends the thread."""
+        if not self.is_usable:
+            self.disconnect()
+            return None
         try:
             self._take_turns()
             if not self._channels:
@@ -131,7 +112,6 @@ class Listener:
             self._receive()
             self._read_lists()
         except Exception:
-            # No error ends the thread.
             self.disconnect()
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
             return self._pause_s
@@ -207,48 +187,8 @@ class Listener:
         if connection is not None:
             connection.disconnect()
 
-    def close(self) -> None:
-        """End the thread, and let another process of the host listen."""
-        with self._lock:
-            if self.closed:
-                return
-            self.closed = True
-            self._stop.set()
-            thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+    def finish(self) -> None:
+        """Let another process of the host listen."""
         self.disconnect()
         for lease in self._turns.values():
             lease.release()
-
-
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def run(ref: weakref.ref[Listener], stop: threading.Event) -> None:
-    """The thread's loop. It doesn't keep the store alive."""
-    pause_s = 0.0
-    while not stop.wait(pause_s):
-        listener = ref()
-        if listener is None:
-            return
-        if not listener.is_usable:
-            listener.disconnect()
-            return
-        pause_s = listener.step()
-        del listener
-
-
-def _begin_in_child() -> None:
-    for listener in alive_in(_listeners):
-        listener.begin_in_child()
-
-
-def _close_all() -> None:
-    for listener in alive_in(_listeners):
-        with contextlib.suppress(Exception):
-            listener.close()
-
-
-forking.in_child(_begin_in_child)
-atexit.register(_close_all)
