@@ -34,7 +34,7 @@ class LeasedPart:
         self.permits.checked(cost)
 
     def charge(self, key: Key, cost: int, **more: Any) -> Any:
-        """A ``LeasedCharge``: by the lease if it suffices, else by a call to Redis. A fallback gets `more` arguments."""
+        """A ``LeasedCharge``: by the lease if it suffices, else by a call to Redis. A fallback gets `more`, too."""
         return self.store.executor.run(self._charge(key, cost, more))
 
     def charge_now(self, key: Key, cost: int) -> LeasedCharge | None:
