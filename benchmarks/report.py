@@ -1,8 +1,8 @@
-"""Turns pytest-benchmark's JSON into one table: ``python benchmarks/report.py RESULTS.json``.
+"""Turns pytest-benchmark's JSON into one table: ``python benchmarks/report.py RESULTS.json ...``.
 
 With ``--write`` the table is stored, too: as docs/benchmarks.json, from which docs/benchmarks.md is written and
-docs/draw_benchmarks.py draws. Without RESULTS.json the table is the stored one. ``--check`` fails if the page differs
-from it.
+docs/draw_benchmarks.py draws. The first file has the machine's state. Without files the table is the stored one.
+``--check`` fails if the page differs from it.
 """
 
 from __future__ import annotations
@@ -264,12 +264,14 @@ is the median of the rounds' ratios. Costs include the loop around the operation
 
 def main() -> str | None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("results", type=Path, nargs="*")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", action="store_true")
     action.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    results = json.loads((arguments.results or STORED).read_text())
+    results, *others = [json.loads(path.read_text()) for path in arguments.results or [STORED]]
+    for other in others:
+        results["benchmarks"] += other["benchmarks"]
     stored = stored_form(results) if arguments.results else results
     if arguments.check:
         differs = PAGE.read_text() != document(stored)

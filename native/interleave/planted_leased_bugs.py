@@ -49,7 +49,8 @@ LEASED_BUGS = [
         "a step is stamped after it was taken",
         LEASED,
         "            step.generation, step.now_ns, step.stamp_us, step.left",
-        "            step.generation, step.now_ns, stamp_us(&step) if {here} else step.stamp_us, step.left",
+        "            step.generation, step.now_ns, "
+        "(monotonic_ns() - step.epoch_ns) // 1000 if {here} else step.stamp_us, step.left",
     ),
     Bug(
         "permits that a fetch has reported are withdrawn",

@@ -478,6 +478,10 @@ def test_fallback_remembers_what_it_has_charged(policy: str, is_async: bool) -> 
             limiter.refund(KEY, 5, request_id="r")
             limiter.refund(KEY, 5, request_id="r")
             assert limiter.hit(KEY, 1).remaining == (49 if policy == "local" else LIMIT)
+            # The fallback gives back nothing that it has not charged.
+            assert limiter.hit("before", 20).degraded
+            limiter.refund("before", 5, request_id="r")
+            assert limiter.hit("before", 1).remaining == (29 if policy == "local" else LIMIT)
             for store in made.workers:
                 store.close()
 
