@@ -12,10 +12,11 @@ from conftest import GENEROUS, Measure, must, statement, time_per_call
 
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.redis import RedisStore, SyncedStore
+from forebay.redis.synced.exchange import SHARDS
 
 SECTION = "Synced over Redis"
 KEY = "user:42:abcdefg"
-CALLS, KEYS, ROUNDS = 50_000, 20_000, 15
+CALLS, KEYS, HOT_KEYS, ROUNDS = 50_000, 20_000, 800, 15
 # The same limit over the host's store alone.
 MOST = 1.5
 
@@ -109,6 +110,39 @@ def bench_exchange(measure: Measure, synced: SyncedStore, redis_store: RedisStor
         bar_to=(name, None),
         section=SECTION,
     )
+
+
+def bench_news(measure: Measure, synced: SyncedStore, redis_store: RedisStore) -> None:
+    """What `push=True` adds: another host has counted hot keys since, and this one reads the hot lists."""
+    make = KINDS["fixed window"]
+    strict = make(redis_store)
+    keys = [f"user:{number}" for number in range(HOT_KEYS)]
+    batch = statement("f(k)", f=strict.allow_many, k=keys[:500])
+    with (
+        Store.private(keys=2 * KEYS) as its_store,
+        SyncedStore(redis_store, its_store, "1 hour", keys=2 * KEYS) as another,
+    ):
+        heard, told = (FixedWindow(where, "hot", "10000/year") for where in (synced, another))
+        must(all(told.allow_many(keys, [3000] * HOT_KEYS)))
+        [exchange] = synced._exchanger.exchanges
+
+        def changed() -> Timer:
+            must(all(told.allow_many(keys)))
+            another.exchange()
+            return statement("f(s)", f=exchange.catch_up, s=range(SHARDS))
+
+        name = "a key of 500 in `allow_many` of the same limit over Redis"
+        measure(
+            f"news of {HOT_KEYS} hot keys of another host, fixed window, per key",
+            changed,
+            calls=1,
+            operations_per_call=HOT_KEYS,
+            rounds=ROUNDS,
+            beside={name: lambda: time_per_call(batch, 1, 500)},
+            bar_to=(name, None),
+            section=SECTION,
+        )
+        must(told.peek(keys[0]).remaining == heard.peek(keys[0]).remaining)
 
 
 def bench_nothing_to_exchange(measure: Measure, synced: SyncedStore) -> None:
