@@ -559,6 +559,7 @@ class SceneOfSlots:
         self.program.look(self.free_in_the_end)
         self.operations: list[Holding] = []
         self.taken_before = 0
+        self.lease_may_end = False
 
     def holds_once(self, *processes: int, cost: int = 1, renews: bool = False) -> SceneOfSlots:
         """Each of these takes permits and gives them back."""
@@ -853,14 +854,17 @@ class SceneOfRepeats(SceneOfSlots):
     def is_partial(self, number: int) -> bool:
         """Whether an operation may hold slots for a while that it doesn't hold before or after."""
         operation, done = self.operations[number], self.done[number]
-        if operation.kind in {"release", "refund"}:
+        if operation.kind == "release":
             return operation.cost > 1
-        return operation.kind == "send" or (operation.kind == "acquire" and (operation.cost > 1 or not done.done))
+        # A refund that takes permits over from another refund gives them back after that one has ended.
+        return operation.kind in {"send", "refund"} or (operation.kind == "acquire" and (operation.cost > 1 or not done.done))
 
     def beyond(self, number: int) -> list[int]:
-        """Operations that were under way when this one ended."""
+        """Operations that were under way when this one was decided. A move of the clock may come after that."""
+        ended = self.done[number].value if not self.lease_may_end else 0
         return [
             i
             for i, d in enumerate(self.done)
-            if d.begun and i != number and number not in d.before and not self.done[number].value >> i & 1
+            if d.begun and i != number and number not in d.before and i not in self.done[number].before
+            if not ended >> i & 1
         ]
