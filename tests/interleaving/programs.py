@@ -856,8 +856,10 @@ class SceneOfRepeats(SceneOfSlots):
         operation, done = self.operations[number], self.done[number]
         if operation.kind == "release":
             return operation.cost > 1
+        if operation.kind == "acquire":
+            return operation.cost > 1 or not done.done
         # A refund that takes permits over from another refund gives them back after that one has ended.
-        return operation.kind in {"send", "refund"} or (operation.kind == "acquire" and (operation.cost > 1 or not done.done))
+        return operation.kind in {"send", "refund"}
 
     def beyond(self, number: int) -> list[int]:
         """Operations that were under way when this one was decided. A move of the clock may come after that."""

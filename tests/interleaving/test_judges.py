@@ -99,6 +99,32 @@ def test_a_renewal_after_permits_were_taken_over_is_refused() -> None:
     assert not scene.judge([took, answer(0, {0, 2}, False, at), took_over], [1], at)
 
 
+def test_a_reset_and_a_refund_by_an_id_free_permits_that_were_held() -> None:
+    for scene in (SceneOfRepeats(1, 1).sent_before().resets(0), SceneOfRepeats(1, 1).sent_before().refunds(0)):
+        done = [answer(0, set(), True, scene.at_ns)]
+        assert scene.judge(done, [0], scene.at_ns)
+        assert not scene.judge(done, [1], scene.at_ns)
+
+
+def test_a_reset_may_spare_permits_that_are_taken_meanwhile_and_no_others() -> None:
+    scene = SceneOfRepeats(2, 2).sends(0).resets(1)
+    took, reset = answer(0, set(), True, scene.at_ns), answer(1, set(), True, scene.at_ns)
+    assert not scene.judge([took, reset], [1], scene.at_ns)
+    assert not scene.judge([took, reset], [2], scene.at_ns)
+    assert scene.judge([took, answer(1, {0}, True, scene.at_ns)], [1], scene.at_ns)
+
+
+def test_permits_by_id_are_held_until_their_lease_is_over() -> None:
+    scene = SceneOfRepeats(1, 2).sends(0).tries(1)
+    scene.expect(clock_moves=2, jumps_ns=[NS * 6 // 10])
+    took = answer(0, set(), True, scene.at_ns)
+    within_ns, after_ns = scene.at_ns + NS * 6 // 10, scene.at_ns + NS * 12 // 10
+    assert scene.judge([took, answer(1, {0}, True, within_ns)], [0], within_ns)
+    assert not scene.judge([took, answer(1, {0}, False, within_ns)], [0], within_ns)
+    assert not scene.judge([took, answer(1, {0}, True, after_ns)], [0], after_ns)
+    assert scene.judge([took, answer(1, {0}, False, after_ns)], [1], after_ns)
+
+
 def test_a_repeated_request_is_denied_only_while_another_one_is_under_way() -> None:
     scene = SceneOfRepeats(1, 2).sends(0, 1)
     took = answer(0, set(), True, scene.at_ns)
