@@ -20,7 +20,7 @@ from synced_hosts import NEVER, admitted, before_the_answer, hosts, sum_of_all, 
 from forebay import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
 from forebay.redis import RedisStore, SyncedStore
 from forebay.redis.keys import fingerprint
-from forebay.redis.synced import exchanger
+from forebay.redis.synced import background, exchanger
 from forebay.redis.synced.exchange import Exchange
 from forebay.testing import ManualClock
 
@@ -501,7 +501,7 @@ def test_every_key_is_queried_however_long_exchanges_take(
                 return self.rounds > 9
 
         monkeypatch.setattr(exchanger, "time", SimpleNamespace(monotonic_ns=lambda: round(clock.now() * 1e9)))
-        exchanger.run(weakref.ref(other.synced._exchanger), cast(Any, Stop()), interval_s)
+        background.run(weakref.ref(other.synced._exchanger), cast(Any, Stop()), interval_s)
         assert other.synced.status().error is None
         assert [other.limiter.peek(key).remaining for key in keys] == [50] * 16
 

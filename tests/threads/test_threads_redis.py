@@ -17,7 +17,7 @@ from forebay.redis.commands import Command
 from forebay.redis.keys import KeySpace
 from forebay.redis.leased import executor
 from forebay.redis.leased.executor import Keeper, LeaseExecutor
-from forebay.redis.synced import exchanger
+from forebay.redis.synced import background
 from forebay.redis.synced.exchange import Exchange
 from forebay.redis.transport.breaker import THRESHOLD, Breaker
 
@@ -120,7 +120,7 @@ def test_breaker_opens_though_another_thread_has_closed_it_at_a_failure() -> Non
     ("module", "objects", "act"),
     [
         (executor, "_executors", executor._finish_all),
-        (exchanger, "_exchangers", exchanger._close_all),
+        (background, "_working", background._close_all),
     ],
     ids=["leased", "synced"],
 )
