@@ -1,4 +1,6 @@
-"""The cost of limits for a fleet and its Redis: ``python benchmarks/scale_simulation.py``. docs/scale.md has the results.
+"""The cost of limits for a fleet and its Redis: ``python benchmarks/scale_simulation.py``.
+
+docs/scale.md has the results.
 
 ``scale_model.py`` states the model's assumptions, and what is simulated and what is scaled.
 """

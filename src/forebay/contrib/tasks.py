@@ -149,8 +149,13 @@ class TaskLimit:
             raise InvalidLimiter(f"task_time is for a Concurrency: {limiter!r} has a rate, by which tasks return")
         self._charge_options: dict[str, Any] = {}
         if "request_ttl" in options:
-            if self._is_held or self._is_queue or any(map(_is_leased, self._parts)):
+            if self._is_held or self._is_queue:
                 raise InvalidLimiter(f"{limiter!r} takes no request_ttl: each run of a task needs a permit of its own")
+            if any(map(_is_leased, self._parts)):
+                raise InvalidLimiter(
+                    f"{limiter!r} takes no request_ttl, as a task that runs again on another host would be charged "
+                    "again: make the limiter over the RedisStore itself"
+                )
             self._charge_options["request_ttl"] = as_period_ns(options["request_ttl"]) / NS
         store = next((part.store for part in self._parts if _is_remote(part)), self._parts[0].store)
         # A leased limit books nothing ahead.

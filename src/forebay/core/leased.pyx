@@ -292,7 +292,7 @@ cdef class Permits(Limiter):
         return None if look.outcome == UNDECIDED else self.decision_seen(&look)
 
     cdef int look_at(self, uint64_t tag, uint64_t permits, Look* look) except -1:
-        """Fill in the answer that `permits` permits would get. Loads only. UNDECIDED if only a call to Redis can decide."""
+        """Fill in the answer that `permits` permits would get. Loads only. UNDECIDED if only Redis can decide."""
         cdef uint64_t state, now_ns
         self.ensure_attached()
         look.left = look.rest_ns = look.retry_ns = 0

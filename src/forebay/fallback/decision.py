@@ -20,7 +20,10 @@ def seconds_from_ns(duration_ns: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The requests that a key may send after a decision, and when: `available` is time at the rate, or, at 1 per 1, permits."""
+    """The requests that a key may send after a decision, and when.
+
+    `available` is time at the rate, or, at 1 per 1, permits.
+    """
 
     available: int = 0
     rate_limit: int = 1
