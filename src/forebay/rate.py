@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from forebay.errors import InvalidRate, short_repr
 
-__all__ = ["Duration", "Rate", "as_delay_ns", "as_period_ns", "as_rate"]
+__all__ = ["Duration", "Rate", "as_byte_count", "as_delay_ns", "as_period_ns", "as_rate"]
 
 Duration: TypeAlias = str | float | timedelta
 """A length of time: text like ``"2s"`` or ``"500 ms"``, a number of seconds, or a ``timedelta``."""
@@ -39,11 +39,25 @@ _ABBREVIATIONS: Final = {
     "hr": "hour",
     "d": "day",
 }
+_SIZES: Final = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+"""Their capitals matter: "Mb" is a million bits to some, and a million bytes to others."""
 _NUMBER: Final = r"\d{1,18}(?:_\d{1,18}){0,9}"
+_BYTES: Final = rf"(?P<limit>{_NUMBER}(?:\.\d{{1,9}})?)(?:\s*(?P<size>(?!per\b)[a-z]+))?"
 _RATE: Final = re.compile(
-    rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*",
+    rf"\s*{_BYTES}\s*(?:/|\bper\b)\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*",
     re.ASCII | re.IGNORECASE,
 )
+_SIZE: Final = re.compile(rf"\s*{_BYTES}\s*", re.ASCII | re.IGNORECASE)
 _PERIOD: Final = re.compile(
     rf"\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*", re.ASCII | re.IGNORECASE
 )
@@ -54,6 +68,9 @@ _PERIOD_FORMS: Final = (
 _FORMS: Final = (
     'the accepted forms are "100/minute", "5 per 10 seconds", "5/10s" and Rate(5, 10), with the units '
     "ms, second, minute, hour, day, week and year"
+)
+_SIZE_FORMS: Final = (
+    f"sizes have one of the units {', '.join(_SIZES)}, in these capitals, and are whole numbers of bytes"
 )
 
 
@@ -94,17 +111,20 @@ class Rate:
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Read ``"100/minute"``, ``"5 per 10 seconds"``, ``"5/10s"``."""
+        """Read ``"100/minute"``, ``"5 per 10 seconds"``, ``"5/10s"``; ``"1.5 MiB/second"``, where permits are bytes."""
         match = _RATE.fullmatch(text)
-        if match is None:
+        if match is None or (match["size"] is None and "." in match["limit"]):
             raise InvalidRate(f"{short_repr(text)} is not a rate; {_FORMS}")
+        limit = _matched_bytes(match)
+        if limit is None:
+            raise InvalidRate(f"{short_repr(text)} is not a rate: {_SIZE_FORMS}; {_FORMS}")
         period = _matched_period(match)
         if period is None:
             raise InvalidRate(
                 f"{short_repr(text)} is not a rate: there is no unit {short_repr(match['unit'])}; {_FORMS}"
             )
         try:
-            return cls(int(match["limit"]), period)  # type: ignore[arg-type]  # a Fraction keeps it exact
+            return cls(limit, period)  # type: ignore[arg-type]  # a Fraction keeps it exact
         except InvalidRate as error:
             raise InvalidRate(f"{short_repr(text)} is not a rate: {error}") from None
 
@@ -142,6 +162,19 @@ def as_rate(rate: str | Rate) -> Rate:
 
 
 _parse = lru_cache(maxsize=1024)(Rate.parse)
+
+
+def as_byte_count(size: str | int, what: str) -> int:
+    """A number of bytes: a whole number, or text like ``"10 MiB"``. `what` begins the error message."""
+    count = None
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        count = match and _matched_bytes(match)
+    elif isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        count = size
+    if count is None:
+        raise InvalidRate(f'{what} a number of bytes such as "10 MiB" or 65536, not {short_repr(size)}; {_SIZE_FORMS}')
+    return count
 
 
 def as_period_ns(period: Duration) -> int:
@@ -185,6 +218,13 @@ def _matched_period(match: re.Match[str]) -> Fraction | None:
     if unit not in _UNITS_NS:
         return None
     return Fraction((match["count"] or "1").replace("_", "")) * _UNITS_NS[unit] / NS
+
+
+def _matched_bytes(match: re.Match[str]) -> int | None:
+    """The whole number that `limit` and `size` of a match mean; None if it isn't whole, or the unit is unknown."""
+    factor = _SIZES.get(match["size"] or "B")
+    count = None if factor is None else Fraction(match["limit"].replace("_", "")) * factor
+    return None if count is None or count.denominator > 1 else count.numerator
 
 
 def _period_ns(period: Duration | Fraction) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forebay import ForebayError, InvalidRate, MinInterval, Rate, Store, TokenBucket
-from forebay.rate import as_period_ns
+from forebay.rate import as_byte_count, as_period_ns
 
 NS = 1_000_000_000
 YEAR_NS = 31_536_000 * NS
@@ -49,6 +49,16 @@ HUGE = 10**5000  # more digits than Python converts to text by default
         ("1/10 years", 1, 10 * YEAR_NS),
         ("1000000000/second", 10**9, NS),
         ("1099511627776 per hour", 2**40, 3600 * NS),
+        ("1 MiB/second", 2**20, NS),
+        ("1.5MiB per 10 s", 3 * 2**19, 10 * NS),
+        ("1_000 B/s", 1000, NS),
+        ("250 kB per minute", 250_000, 60 * NS),
+        ("64KiB/m", 2**16, 60 * NS),
+        ("0.5 MB/s", 500_000, NS),
+        ("1 GB/hour", 10**9, 3600 * NS),
+        ("2GiB/day", 2**31, 86_400 * NS),
+        ("1TB/day", 10**12, 86_400 * NS),
+        ("1 TiB / year", 2**40, YEAR_NS),
     ],
 )
 def test_rate_accepts_texts(text: str, limit: int, period_ns: int) -> None:
@@ -106,6 +116,20 @@ def test_rate_accepts_numbers(limit: int, period: Any, period_ns: int) -> None:
         "1/month",
         "1/ss",
         "5per10s",
+        "1 mib/second",
+        "1 Mb/second",
+        "1 KB/second",
+        "8 Mbit/second",
+        "1 b/second",
+        "1.5 B/second",
+        "0.1 KiB/second",
+        "1. MiB/second",
+        "MiB/second",
+        "1 MiB",
+        "1 MiB MiB/second",
+        "1 MiB/s/s",
+        "1 per/second",
+        "1 requests/second",
         "\u0661/s",
         "1/\u017f",
         "1/s\0",
@@ -312,3 +336,19 @@ def test_rate_of_whole_nanoseconds_is_exact() -> None:
     for limit, period_ns in ((0, 1), (1, 0), (2, 1), (1, 10 * YEAR_NS + 1)):
         with pytest.raises(InvalidRate):
             Rate.per_ns(limit, period_ns)
+
+
+def test_sizes_are_whole_numbers_of_bytes() -> None:
+    for size, count in ((0, 0), (7, 7), ("7", 7), ("10 MiB", 10 * 2**20), (" 1.5kB ", 1500), ("0 B", 0)):
+        assert as_byte_count(size, "after is") == count
+    for wrong in ("", "MiB", "10 mib", "0.3 B", "1.5", "-1", "1e3", "10 MiB/second", -1, True, 1.0, None, b"1"):
+        with pytest.raises(InvalidRate, match=r"^after is a number of bytes such as") as caught:
+            as_byte_count(wrong, "after is")  # type: ignore[arg-type]
+        assert "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, in these capitals" in str(caught.value)
+
+
+def test_unknown_size_is_named_with_those_that_exist() -> None:
+    with pytest.raises(InvalidRate, match=r"^'8 Mb/second' is not a rate: sizes have one of the units B, kB, MB"):
+        Rate.parse("8 Mb/second")
+    with pytest.raises(InvalidRate, match="too fast"):
+        Rate.parse("1 GiB/second")
