@@ -38,6 +38,7 @@ class MiddlewareServer:
     def __init__(
         self, directory: Path, server: str, *, store_name: str = "", when: str = "import", workers: int = WORKERS,
         preload: bool = False, options: Iterable[str] = (), environment: dict[str, str] | None = None,
+        app: str = "middleware_app",
     ) -> None:  # fmt: skip
         self.log_path, self.made = directory / "server.log", directory / "made"
         self.made.mkdir()
@@ -51,7 +52,7 @@ class MiddlewareServer:
             command += ["--preload"] if preload else []
         if "WEB_CONCURRENCY" not in (environment or {}):
             command += ["--workers", str(workers)]
-        command += [*options, "middleware_app:app"]
+        command += [*options, f"{app}:app"]
         variables = os.environ | {
             "MIDDLEWARE_STORE": store_name,
             "MIDDLEWARE_WHEN": when,

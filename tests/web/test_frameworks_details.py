@@ -34,7 +34,19 @@ from forebay.contrib.views import NotInstalled, Visit
 from forebay.redis import RedisStore
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
-from forebay.web import AddressList, Answer, Ban, BodyLimit, Deny, Passage, Rule, everyone, options
+from forebay.web import (
+    AddressList,
+    Answer,
+    Ban,
+    BodyLimit,
+    ByteRate,
+    ClientAddress,
+    Deny,
+    Passage,
+    Rule,
+    everyone,
+    options,
+)
 
 if not settings.configured:
     settings.configure(
@@ -168,6 +180,35 @@ def test_every_extension_refuses_exempts_and_bans(framework: str, its: Its) -> N
     assert _statuses(framework, its, {}, key=everyone, ban=ban) == [200, 200, 429, 429]
 
 
+@pytest.mark.parametrize("framework", ["flask", "starlette"])
+def test_extensions_meter_bytes_and_hold_permits_meanwhile(framework: str, its: Its) -> None:
+    slow = TokenBucket(its.store, "slow", "10 B/second")
+    client = ClientAddress(trusted_proxies=["127.0.0.1"], header="X-Forwarded-For")
+    rules = [Rule(its.held, key=everyone), ByteRate(slow, path="/slow")]
+    fields = {"X-Forwarded-For": "192.0.2.7"}
+    begin = its.clock.now()
+    if framework == "flask":
+        app = flask.Flask(__name__)
+        Limits(app, rules, client=client)
+        app.get("/slow")(lambda: iter(["x" * 15, "y" * 15]))
+        response = app.test_client().get("/slow", headers=fields, buffered=False)
+        parts = [(len(part), its.left()[2]) for part in response.response]
+        assert response.status_code == 200
+        response.close()
+    else:
+        fast = FastAPI()
+        fast.get("/slow")(lambda: PlainTextResponse("x" * 30))
+        forebay.contrib.fastapi.setup(fast, rules, client=client)
+        headers = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+        sent = call_asgi(fast, "/slow", client=("127.0.0.1", 1), headers=headers)
+        parts = [(len(message["body"]), 0) for message in sent[1:]]
+    assert sum(length for length, _ in parts) == 30
+    assert [left for _, left in parts[:2]] == [0, 0]
+    assert its.clock.now() == begin + 2
+    assert slow.peek("192.0.2.7").remaining == 0
+    assert its.left()[2] == 1
+
+
 def _statuses(framework: str, its: Its, options: Any, **of_view: Any) -> list[int]:
     """Of four requests to a view that allows two, of an application that allows three."""
     if framework == "flask":
@@ -193,7 +234,7 @@ def _statuses(framework: str, its: Its, options: Any, **of_view: Any) -> list[in
 # Flask
 
 
-def flask_app(its: Its, *more: Rule | Deny | BodyLimit, **options: Any) -> tuple[flask.Flask, Limits]:
+def flask_app(its: Its, *more: Rule | Deny | BodyLimit | ByteRate, **options: Any) -> tuple[flask.Flask, Limits]:
     app = flask.Flask(__name__)
     limits = Limits(app, [*its.rules, *more], **options)
     return app, limits
@@ -578,6 +619,8 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
     assert call_aiohttp(app, 1)[0][0] == 500
     with pytest.raises(InvalidLimiter, match=r"comes too late here: say web.Application\(client_max_size=...\)"):
         forebay.contrib.aiohttp.setup(app, [BodyLimit(10)])
+    with pytest.raises(InvalidLimiter, match="comes too late here: aiohttp reads and sends bodies by itself"):
+        forebay.contrib.aiohttp.setup(app, [ByteRate(its.two)])
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -671,9 +714,11 @@ def test_django_refuses_invalid_settings(configure: DjangoSettings, value: Any, 
 
 
 def test_django_refuses_body_limits(configure: DjangoSettings) -> None:
-    configure({"RULES": [BodyLimit(10)]})
-    with pytest.raises(InvalidLimiter, match=r"comes too late here: put WSGIMiddleware or ASGIMiddleware .* wsgi.py"):
-        in_django.LimitsMiddleware(lambda request: HttpResponse())
+    store = Store.private(keys=10)
+    for limit in (BodyLimit(10), ByteRate(TokenBucket(store, "bytes", "1 MiB/second"))):
+        configure({"RULES": [limit]})
+        with pytest.raises(InvalidLimiter, match=r"comes too late here: put WSGIMiddleware or ASGIMiddleware .* wsgi"):
+            in_django.LimitsMiddleware(lambda request: HttpResponse())
 
 
 def test_django_needs_the_middleware(its: Its) -> None:

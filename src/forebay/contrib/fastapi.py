@@ -21,7 +21,7 @@ with Needs("fastapi", __name__):
 
 from forebay.contrib.views import AppGates, AsyncVisit, NotInstalled, RuleOptions, rules_of
 from forebay.core.limiter import Limiter
-from forebay.web import Answer, ASGIMiddleware, BodyLimit, Denial, Deny, Gate, Passage, Rule
+from forebay.web import Answer, ASGIMiddleware, BodyLimit, ByteRate, Denial, Deny, Gate, Passage, Rule
 from forebay.web.answers import reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
 from forebay.web.native_requests import ASGIRequest
@@ -51,7 +51,7 @@ class LimitDenied(HTTPException):
 
 def setup(
     app: Starlette,
-    rules: Iterable[Rule | Deny | BodyLimit] = (),
+    rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
     **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app`, and install the limits of its routes.
@@ -101,14 +101,17 @@ class LimitsMiddleware:
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit] = (),
+        rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
         self.gate = Gate(rules, **options, encoded=True, in_loop=True)
         self.gates = AppGates(self.gate, **options, encoded=True, in_loop=True)
-        body_limits = self.gate.body_limits
-        self._limited = ASGIMiddleware(self._visit, body_limits) if body_limits else self._visit
+        sizes = [limit for limit in self.gate.body_limits if isinstance(limit, BodyLimit)]
+        rates = [limit for limit in self.gate.body_limits if isinstance(limit, ByteRate)]
+        self._limited = ASGIMiddleware(self._visit, sizes) if sizes else self._visit
+        # Inside: permits are held until the last bytes have had their turn.
+        self._inner = ASGIMiddleware(app, rates, **options) if rates else app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return await (self._limited if scope["type"] in ("http", "websocket") else self.app)(scope, receive, send)
@@ -122,7 +125,7 @@ class LimitsMiddleware:
             return await self._deny(passage, self.gate.answer(request, passage), scope, receive, send)
         visit = _Visit(passage, receive, send)
         scope[VISIT], scope[GATES] = visit, self.gates
-        return await visit.response.run(self.app, scope)
+        return await visit.response.run(self._inner, scope)
 
     async def _deny(self, denial: Denial, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

@@ -18,7 +18,7 @@ with Needs("flask", __name__):
 from forebay.contrib.views import AppGates, NotInstalled, RuleOptions, Rules, Visit, remember_rules, rules_of, unstacked
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import Answer, BodyLimit, Denial, Deny, Gate, Rule, WSGIMiddleware
+from forebay.web import Answer, BodyLimit, ByteRate, Denial, Deny, Gate, Rule, WSGIMiddleware
 from forebay.web.answers import retry_after
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions
@@ -67,7 +67,7 @@ class Limits:
     def __init__(
         self,
         app: Flask | None = None,
-        rules: Iterable[Rule | Deny | BodyLimit] = (),
+        rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
         **options: Unpack[GateOptions],
     ) -> None:
         if app is not None and not isinstance(app, Flask):
@@ -76,6 +76,7 @@ class Limits:
             )
         self._gate = Gate(rules, **options, in_loop=False)
         self._gates = AppGates(self._gate, **options, in_loop=False)
+        self._options = options
         # A visit's key in the environment: of these limits.
         self._visit_key = f"forebay.visit.{id(self)}"
         self._has_exempted = False
@@ -86,9 +87,12 @@ class Limits:
         if EXTENSION in app.extensions:
             raise InvalidLimiter("this application has Limits already: pass all rules to them")
         app.extensions[EXTENSION] = self
-        visited, body_limits = self._visited(app.wsgi_app), self._gate.body_limits
-        around: Any = WSGIMiddleware(visited, body_limits) if body_limits else visited
-        app.wsgi_app = around  # type: ignore[method-assign]
+        inner: Any = app.wsgi_app
+        if self._gate.body_limits:
+            # Inside: permits are held until the last bytes have had their turn.
+            inner = WSGIMiddleware(inner, self._gate.body_limits, **self._options)
+        visited: Any = self._visited(inner)
+        app.wsgi_app = visited  # type: ignore[method-assign]
         app.before_request(self._decide_for_all)
 
     def limit(self, *limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:

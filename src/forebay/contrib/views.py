@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 from forebay.core.limiter import Limiter
 from forebay.errors import ForebayError, InvalidLimiter, short_repr
 from forebay.rate import Duration
-from forebay.web import AddressList, Answer, Ban, ClientAddress, Denial, Gate, Passage, Request, Rule
+from forebay.web import AddressList, Answer, Ban, BodyLimit, ClientAddress, Denial, Gate, Passage, Request, Rule
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
 
@@ -175,9 +175,11 @@ def rules_of(limits: Iterable[Limiter | Rule], options: RuleOptions) -> Rules:
     return tuple(rules)
 
 
-def without_body_limits(gate: Gate, remedy: str) -> Gate:
-    if gate.body_limits:
-        raise InvalidLimiter(f"{short_repr(gate.body_limits[0])} comes too late here: {remedy}")
+def without_body_limits(gate: Gate, for_size: str, for_rate: str) -> Gate:
+    """The gate. Raises ``InvalidLimiter``, with one of these remedies, if it limits the size or the rate of bodies."""
+    for limit in gate.body_limits:
+        remedy = for_size if isinstance(limit, BodyLimit) else for_rate
+        raise InvalidLimiter(f"{short_repr(limit)} comes too late here: {remedy}")
     return gate
 
 

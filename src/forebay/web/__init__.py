@@ -4,6 +4,7 @@ from forebay.web.addresses import AddressList
 from forebay.web.answers import problem_report
 from forebay.web.asgi import ASGIMiddleware
 from forebay.web.bans import Ban
+from forebay.web.byte_rates import ByteRate
 from forebay.web.client import ClientAddress
 from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
@@ -19,6 +20,7 @@ __all__ = [
     "Answer",
     "Ban",
     "BodyLimit",
+    "ByteRate",
     "ClientAddress",
     "Denial",
     "Deny",

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from typing import Any, Final, TypeAlias, Unpack
 
 from forebay.web.answers import body_too_large, reason_of
+from forebay.web.byte_rates import ByteRate
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.fastpath import ASGIFastPath, SendWithFields, with_fields
 from forebay.web.gate import Gate
+from forebay.web.metered_asgi import metered
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Scope, declares_more_than
@@ -40,7 +42,7 @@ class ASGIMiddleware(ASGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | BodyLimit | ByteRate],
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
@@ -57,9 +59,14 @@ class ASGIMiddleware(ASGIFastPath):
         app = self.app
         if self.gate.body_limits and request.native["type"] == "http":
             max_bytes = self.gate.max_body_bytes(request)
+            if max_bytes is not None and declares_more_than(max_bytes, request):
+                return await send_answer(body_too_large(max_bytes), request.native, receive, send)
+            meters = await self.gate.byte_rates.admit_async(request) if self.gate.byte_rates else None
+            if isinstance(meters, Denial):
+                return await self._deny(request, meters, receive, send)
+            if meters is not None:
+                app = metered(app, meters)
             if max_bytes is not None:
-                if declares_more_than(max_bytes, request):
-                    return await send_answer(body_too_large(max_bytes), request.native, receive, send)
                 app = _with_body_limit(app, max_bytes)
         passage = await self.gate.enter_unguarded(request) if self.gate.is_awaited else self.gate.enter(request)
         if passage is None:

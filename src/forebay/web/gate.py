@@ -12,6 +12,7 @@ from forebay.seldom import Seldom
 from forebay.web.addresses import AddressList
 from forebay.web.answers import answer_to
 from forebay.web.ban_plan import BanPlan
+from forebay.web.byte_rates import ByteRate, ByteRates
 from forebay.web.client import PEERS, client_address
 from forebay.web.denials import by_list, log, log_denial
 from forebay.web.fastpath import Passage
@@ -39,9 +40,9 @@ _Plan: TypeAlias = Plan | BanPlan | ShadowedPlan
 class Gate:
     """Decides whether a request may be handled; the middlewares and the frameworks' extensions call it.
 
-    `rules` are ``Rule``, ``Deny`` and ``BodyLimit``. Each ``Deny`` is checked before the rules. Limiters may be in
-    several ``Store``s and in one ``RedisStore``, or leased. The host's limits decide first, and give back what they
-    took if Redis denies. `client` is the key function of rules without a `key`. `headers` names the fields of
+    `rules` are ``Rule``, ``Deny``, ``BodyLimit`` and ``ByteRate``. Each ``Deny`` is checked before the rules. Limiters
+    may be in several ``Store``s and in one ``RedisStore``, or leased. The host's limits decide first, and give back
+    what they took if Redis denies. `client` is the key function of rules without a `key`. `headers` names the fields of
     responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of
     them, or none. With `partition_keys`, ``RateLimit`` identifies the key by a keyed hash. `enabled` False, or
     ``FOREBAY_ENABLED=false`` in the environment, switches all limits off, with a ``LimitsDisabledWarning``. `on_denied`
@@ -67,7 +68,7 @@ class Gate:
 
     def __init__(
         self,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | BodyLimit | ByteRate],
         *,
         client: KeyFunction | None = None,
         headers: str | Iterable[str] = "draft-10",
@@ -82,7 +83,8 @@ class Gate:
         """As they were given."""
         self.rules = with_tiers(self._given)
         """With a rule for each tier."""
-        self.body_limits = tuple(limit for limit in self.given if isinstance(limit, BodyLimit))
+        self.body_limits = tuple(limit for limit in self.given if isinstance(limit, (BodyLimit, ByteRate)))
+        """Limits of bodies: of their size, and of their bytes' rate."""
         self._denies = tuple(deny for deny in self.given if isinstance(deny, Deny))
         self.client = PEERS if client is None else client
         if client is not None:
@@ -90,9 +92,10 @@ class Gate:
         for what, value in (("partition_keys", partition_keys), ("encoded", encoded)):
             if not isinstance(value, bool):
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
-        check_event_loop(self._given, in_loop, self.client)
+        metered = [limit.rule for limit in self.body_limits if isinstance(limit, ByteRate)]
+        check_event_loop([*self._given, *metered], in_loop, self.client)
         _check_stores(self.rules)
-        for rule in self.rules:
+        for rule in (*self.rules, *metered):
             if isinstance(rule.exempt, AddressList):
                 client_address(rule.key, self.client)
         self._denied_client = client_address(None, self.client) if self._denies else PEERS
@@ -100,20 +103,25 @@ class Gate:
         self._on_denied = checked_on_denied(on_denied)
         if not is_enabled(enabled):
             self.given = self.rules = self.body_limits = self._denies = ()
+            metered = []
         self.is_awaited = has_to_be_awaited(self.client) or any(
             rule.is_awaited or rule.functions_to_await for rule in self.rules
         )
         self.has_cleanups = any(rule.is_reserved or rule.is_held for rule in self.rules)
         self._styles = checked_styles(headers)
         self._when_unavailable = checked_when_unavailable(when_unavailable)
+        self._sizes = tuple(limit for limit in self.body_limits if isinstance(limit, BodyLimit))
+        rates = [limit for limit in self.body_limits if isinstance(limit, ByteRate)]
+        self.byte_rates = ByteRates(rates, self.client, self._when_unavailable)
+        """They decide before the rules, so a request that they refuse is charged by none."""
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
-        native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
+        native: list[Any] = [rule.limiter for rule in (*self.rules, *with_tiers(metered)) if not rule.is_remote]
         warn_if_each_counts_alone([*native, *[ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]])
         for rule in self.rules:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
-        keys = [rule.key or self.client for rule in self.rules]
+        keys = [rule.key or self.client for rule in (*self.rules, *metered)]
         warn_if_clients_have_no_address([*keys, self.client] if self._denies else keys)
         self._always, self._conditional = self._choices()
         self._patterns = PatternSet(rule.where for rule, _, _ in self._conditional)
@@ -125,7 +133,7 @@ class Gate:
             if has_to_be_awaited(function)
         ]
         self._unseen = UnseenPaths("rule", self.rules)
-        self._unseen_by_limits = UnseenPaths("body limit", self.body_limits)
+        self._unseen_by_limits = UnseenPaths("body limit", self._sizes)
         self._unseen_by_denies = UnseenPaths("Deny", self._denies)
         self._plans: dict[int, _Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
@@ -166,12 +174,12 @@ class Gate:
         return None if plan is None else await plan.admit_async(resolved)
 
     def max_body_bytes(self, request: Request) -> int | None:
-        if not self.body_limits:
+        if not self._sizes:
             return None
         methods, paths = request.methods, request.paths
         if self._unseen_by_limits.unseen:
             self._unseen_by_limits.observe(methods, paths)
-        return min((b.max_bytes for b in self.body_limits if b.where.matches(methods, paths)), default=None)
+        return min((b.max_bytes for b in self._sizes if b.where.matches(methods, paths)), default=None)
 
     def answer(self, request: Request, denial: Denial) -> Answer:
         """The response to a denied request. Call it once for each: it logs the denial, and calls `on_denied`."""
@@ -271,17 +279,17 @@ def _tell_of_no_spacing(limiter: Any) -> None:
         )
 
 
-def _listed(rules: Any) -> tuple[Rule | Deny | BodyLimit, ...]:
-    """Raises ``InvalidLimiter`` for anything but ``Rule``, ``Deny`` and ``BodyLimit``."""
+def _listed(rules: Any) -> tuple[Rule | Deny | BodyLimit | ByteRate, ...]:
+    """Raises ``InvalidLimiter`` for anything else."""
+    kinds = "Rule, Deny, BodyLimit and ByteRate"
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.
-        raise InvalidLimiter(
-            f"rules are of Rule, Deny and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
-        )
-    listed = (rules,) if isinstance(rules, (Rule, Deny, BodyLimit)) or not isinstance(rules, Iterable) else tuple(rules)
+        raise InvalidLimiter(f"rules are of {kinds}, in a list, not {short_repr(rules)}: write [Rule(limiter)]")
+    is_one = isinstance(rules, (Rule, Deny, BodyLimit, ByteRate)) or not isinstance(rules, Iterable)
+    listed = (rules,) if is_one else tuple(rules)
     for rule in listed:
-        if not isinstance(rule, (Rule, Deny, BodyLimit)):
-            raise InvalidLimiter(f"rules are of Rule, Deny and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
+        if not isinstance(rule, (Rule, Deny, BodyLimit, ByteRate)):
+            raise InvalidLimiter(f"rules are of {kinds}, not {short_repr(rule)}: write Rule(limiter)")
     return listed
 
 

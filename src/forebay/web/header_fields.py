@@ -32,11 +32,11 @@ def rate_of(limiter: Any) -> Rate | None:
     return getattr(limiter, "rate", None)
 
 
-def allowance(limiter: Any) -> str:
-    """The limit, as text for people."""
+def allowance(limiter: Any, noun: str = "request") -> str:
+    """The limit, as text for people. `noun`: a permit is for one."""
     rate = rate_of(limiter)
     count = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
-    requests = "1 request" if count == 1 else f"{count} requests"
+    requests = f"{count} {noun}{'s' * (count != 1)}"
     if rate is None:
         return f"{requests} at a time"
     burst = getattr(limiter, "burst", count)

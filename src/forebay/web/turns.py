@@ -32,9 +32,14 @@ class HeldBack:
     def __init__(self, most: int | None) -> None:
         self._most = most
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another one at the moment."""
+        return _counts.get(self, 0) >= self._bound()
+
     def add(self) -> bool:
         """Count a request; False if there is no room for it. ``remove`` ends each that was counted."""
-        most = self._most or (MOST_IN_LOOP if _is_in_loop() else MOST_IN_THREADS)
+        most = self._bound()
         with _lock:
             count = _counts.get(self, 0)
             if count >= most:
@@ -47,6 +52,9 @@ class HeldBack:
             count = _counts.pop(self, 0)
             if count > 1:
                 _counts[self] = count - 1
+
+    def _bound(self) -> int:
+        return self._most or (MOST_IN_LOOP if _is_in_loop() else MOST_IN_THREADS)
 
 
 _lock = threading.Lock()

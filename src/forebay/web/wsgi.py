@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 from forebay.web.answers import body_too_large, status_line
+from forebay.web.byte_rates import ByteRate
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.fastpath import Passage, WSGIFastPath
 from forebay.web.gate import Gate
+from forebay.web.metered_wsgi import MeteredApplication
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Environ, declares_more_than
@@ -24,7 +26,8 @@ class WSGIMiddleware(WSGIFastPath):
     """Limits around a WSGI application: ``app = WSGIMiddleware(app, [Rule(limiter)])``.
 
     See ``Gate`` for the arguments. Works in threads, under gevent, and in processes, whether they were forked before it
-    was made or after. It waits for nothing, except for Redis over a ``RedisStore``.
+    was made or after. It waits for nothing, except for Redis over a ``RedisStore``, and for the turns of a `delay` or a
+    ``ByteRate``.
     """
 
     gate: Gate
@@ -32,20 +35,26 @@ class WSGIMiddleware(WSGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | BodyLimit | ByteRate],
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
         self.gate = Gate(rules, **options, in_loop=False)
 
     def _respond_bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
-        """A request that may have a body limit."""
-        max_bytes = self.gate.max_body_bytes(request)
-        if max_bytes is None:
-            return self._respond(self.app, request, start_response)
-        if declares_more_than(max_bytes, request):
+        """A request whose body or response may have limits of its own."""
+        app, gate = self.app, self.gate
+        max_bytes = gate.max_body_bytes(request)
+        if max_bytes is not None and declares_more_than(max_bytes, request):
             return _send(body_too_large(max_bytes), request, start_response)
-        return self._respond(_WithBodyLimit(self.app, max_bytes), request, start_response)
+        meters = gate.byte_rates.admit(request) if gate.byte_rates else None
+        if isinstance(meters, Denial):
+            return _send(gate.answer(request, meters), request, start_response)
+        if meters is not None:
+            app = MeteredApplication(app, meters)
+        if max_bytes is not None:
+            app = _WithBodyLimit(app, max_bytes)
+        return self._respond(app, request, start_response)
 
     def _respond_unusual(
         self, app: Application, request: WSGIRequest, passage: Passage | Denial, start_response: StartResponse

@@ -168,7 +168,7 @@ def make_gates() -> AppGates:
     }
     gate = Gate(setting("RULES"), **options)
     remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
-    return AppGates(without_body_limits(gate, remedy), **options)
+    return AppGates(without_body_limits(gate, remedy, remedy), **options)
 
 
 _gates = cache(make_gates)

@@ -1,0 +1,121 @@
+"""Byte rates under WSGI: the thread that reads or sends a body waits for its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from forebay.web.byte_rates import Meters
+from forebay.web.metering import Meter
+from forebay.web.request import Environ
+
+__all__ = ["MeteredApplication"]
+
+READ_AT_ONCE: Final = 65536
+StartResponse = Callable[..., Callable[[bytes], object]]
+Application = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class MeteredApplication:
+    """An application with the meters of one request.
+
+    A file that it returns as a ``wsgi.file_wrapper`` is read in parts, as any other body: the server doesn't send it by
+    itself.
+    """
+
+    def __init__(self, app: Application, meters: Meters) -> None:
+        self._app, self._meters = app, meters
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        reading, sending = self._meters
+        if reading is not None:
+            environ["wsgi.input"] = _MeteredInput(environ["wsgi.input"], reading)
+        return _MeteredResponse(self._app, environ, start_response, reading, sending)
+
+
+class _MeteredResponse:
+    def __init__(
+        self,
+        app: Application,
+        environ: Environ,
+        start_response: StartResponse,
+        reading: Meter | None,
+        sending: Meter | None,
+    ) -> None:
+        self._start_response, self._meter = start_response, sending
+        self._meters = [meter for meter in (reading, sending) if meter is not None]
+        self._body: Iterable[bytes] = ()
+        try:
+            self._body = app(environ, start_response if sending is None else self._start)
+        except BaseException:
+            self._end()
+            raise
+        self._pieces = iter(self._body) if sending is None else self._metered(sending)
+
+    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+        meter = self._meter
+        assert meter is not None
+        meter.begin(int(status[:3]))
+        send = self._start_response(status, headers, *([] if exc_info is None else [exc_info]))
+
+        def write(part: bytes) -> None:
+            for piece in meter.pieces(part):
+                send(piece)
+
+        return write
+
+    def _metered(self, meter: Meter) -> Iterator[bytes]:
+        for part in self._body:
+            if part:
+                yield from meter.pieces(part)
+            else:
+                yield part
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        try:
+            close = getattr(self._body, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        for meter in self._meters:
+            meter.end()
+
+
+class _MeteredInput:
+    """A request's body, which is read no faster than its meter allows."""
+
+    def __init__(self, body: Any, meter: Meter) -> None:
+        self._body, self._meter = body, meter
+
+    def _metered(self, part: bytes) -> bytes:
+        for _ in self._meter.pieces(part):
+            pass
+        return part
+
+    def read(self, size: int | None = -1) -> bytes:
+        parts = []
+        left = size if size is not None and size >= 0 else None
+        # At most so much is in memory whose turn hasn't come.
+        while left != 0 and (part := self._body.read(READ_AT_ONCE if left is None else min(left, READ_AT_ONCE))):
+            parts.append(self._metered(part))
+            left = None if left is None else left - len(part)
+        return b"".join(parts)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._metered(self._body.readline(-1 if size is None else size))
+
+    def readlines(self, hint: int | None = None) -> list[bytes]:
+        return list(self)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while line := self.readline():
+            yield line
