@@ -100,6 +100,7 @@ def test_explain_has_keys_limits_costs_and_reasons(file: Path) -> None:
         "override": "",
         "until": None,
         "shadow": False,
+        "bytes": "",
     }
     # An override that has ended, one that has not, and another path.
     assert explained(file, "/a", "--client", "192.0.2.1")["limits"] == rule["limits"]
@@ -158,6 +159,18 @@ def test_explain_of_a_wrong_file_is_its_problems(file: Path) -> None:
 
 
 # The schema
+
+
+def test_explain_shows_the_rate_of_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(
+        'version = 1\n[limits.slow]\nalgorithm = "token-bucket"\nrate = "1 kB/second"\n'
+        '[[rules]]\nname = "files"\nlimits = ["slow"]\nbytes = "responses"\n'
+    )
+    result = run("explain", file, "/files/film", "--client", "10.0.0.1")
+    assert result.stdout == (
+        "files: applies: key '10.0.0.1', bytes of responses\n  slow: TokenBucket, 1000 bytes per second\n"
+    )
 
 
 def test_schema_of_the_docs_is_the_commands() -> None:

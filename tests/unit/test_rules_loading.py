@@ -379,6 +379,47 @@ def test_delay_holds_requests_back(site: Callable[..., Site], clock: ManualClock
     assert clock.now_ns() - before_ns == 2_000_000_000
 
 
+def test_bytes_go_at_the_rate_of_a_tier(load: Callable[..., Any], kind: Kind, clock: ManualClock) -> None:
+    text = """version = 1
+tiers = ["free", "pro"]
+[limits.slow]
+algorithm = "token-bucket"
+rate = "2 B/second"
+[[rules]]
+name = "files"
+limits = ["slow"]
+path = "/files/*"
+tier = ["free"]
+bytes = "responses"
+after = "1 B"
+most_wait = "1 minute"
+most_held = 9
+[[rules]]
+name = "pro files"
+limits = ["slow"]
+path = "/archive/*"
+tier = ["pro"]
+bytes = "responses"
+[[rules]]
+name = "uploads"
+limits = ["slow"]
+methods = "POST"
+bytes = "requests"
+[[rules.overrides]]
+key = {address = "192.0.2.1"}
+deny = true
+until = 2999-01-01T00:00:00Z
+"""
+    limited = Site(kind, load(text, tier=plan))
+    begin = clock.now()
+    assert limited.request("/files/1", fields=[("X-Plan", "pro")]).body == b"done"
+    assert clock.now() == begin
+    # Four bytes: one is free, two go at once, and one waits.
+    assert limited.request("/files/1").body == b"done"
+    assert clock.now() == begin + 0.5
+    assert limited.request("/other", method="POST").status == 403
+
+
 def test_shadow_rule_denies_nothing(site: Callable[..., Site], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "forebay.web.denied")
     assert statuses(site("shadow = true"), 4) == FREE

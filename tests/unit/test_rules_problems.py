@@ -16,8 +16,8 @@ ALGORITHMS = (
     "token-bucket"
 )
 RULE_WORDS = (
-    "allowed: address, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, key, limits, "
-    "methods, most_delayed, name, overrides, path, response, shadow, tier"
+    "allowed: address, after, bytes, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, key, "
+    "limits, methods, most_delayed, most_held, most_wait, name, overrides, path, response, shadow, tier"
 )
 DURATIONS = (
     'the accepted forms are "2s", "500 ms", "1.5 minutes", a number of seconds and a timedelta, with the units ms, '
@@ -365,6 +365,36 @@ def test_mistake_in_yaml_is_found_with_its_place(text: str, expected: str | None
         assert [line.partition(" is ")[0] for line in found] == ["5:3: 'nmae'", "5:3: rules[0] lacks name: a name"]
     else:
         assert found == [expected]
+
+
+BUCKET = 'version = 1\n[limits.api]\nalgorithm = "token-bucket"\nrate = "1 MiB/second"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('bytes = "both"', "8:9: rules[0].bytes is 'requests' or 'responses', not 'both'"),
+        ('bytes = "responses"\nafter = "1 mib"', "5:1: rules[0]: after is a number of bytes such as"),
+        ('bytes = "responses"\nafter = -1', "9:9: rules[0].after is a number of bytes or a size such as"),
+        ('bytes = "responses"\nmost_wait = "soon"', "5:1: rules[0]: most_wait is a length of time of at least 0"),
+        ('bytes = "responses"\ncost = 2', "9:8: rules[0].cost: cost has no effect on bytes: leave it out"),
+        ('bytes = "requests"\nshadow = true', "9:10: rules[0].shadow: shadow has no effect on bytes: leave it out"),
+        ('after = "1 MiB"', '8:9: rules[0].after: after is for a rule with bytes = "responses": leave it out'),
+        ("most_held = 3", '8:13: rules[0].most_held: most_held is for a rule with bytes = "responses": leave it out'),
+        (
+            'bytes = "responses"\n[[rules]]\nname = "b"\nlimits = ["api"]',
+            "2:9: limits.api: a rule with bytes names it, and one without",
+        ),
+    ],
+)
+def test_mistake_in_a_byte_rate_is_found_with_its_place(text: str, expected: str) -> None:
+    [problem] = problems(f"{BUCKET}{RULE}{text}\n")
+    assert problem.startswith(expected)
+
+
+def test_byte_rate_needs_a_token_bucket() -> None:
+    [problem] = problems(rule('bytes = "responses"'))
+    assert "can't meter bytes: a ByteRate is for a TokenBucket of a Store" in problem
 
 
 def test_all_problems_are_found_at_once() -> None:

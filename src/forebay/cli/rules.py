@@ -175,6 +175,7 @@ def _print(explained: Any, console: Console) -> None:
         if one.override in ("exempt", "deny"):
             say(f"{one.rule}{shadow}: {'exempt' if one.override == 'exempt' else 'denied'}{until}: key {key}")
             continue
-        say(f"{one.rule}{shadow}: applies: key {key}, cost {one.cost}{until and f', other limits{until}'}")
+        cost = f"bytes of {one.bytes}" if one.bytes else f"cost {one.cost}"
+        say(f"{one.rule}{shadow}: applies: key {key}, {cost}{until and f', other limits{until}'}")
         for limit in one.limits:
             say(f"  {limit.name}: {limit.algorithm}, {limit.allowance}")

@@ -46,7 +46,7 @@ from forebay.rules.places import Document, Path, path_text
 from forebay.rules.problems import Problems, did_you_mean
 from forebay.rules.reading import BROKEN
 from forebay.store import Store
-from forebay.web import ClientAddress, Rule
+from forebay.web import ByteRate, ClientAddress, Rule
 from forebay.web.patterns import TOKEN, RequestPattern
 from forebay.web.rules import check_answer
 
@@ -66,6 +66,11 @@ _KINDS: Final[Mapping[type, Any]] = {
     model.SlidingLogLimit: SlidingLog,
     model.ConcurrencyLimit: Concurrency,
 }
+# Words of a rule that become options of a ByteRate, words that no ByteRate has, and words that only a ByteRate has.
+_OF_BODIES: Final = ("path", "methods", "ignore_case", "key", "tiers", "tier", "exempt")
+_OF_REQUESTS: Final = ("cost", "charge_on", "delay", "most_delayed", "response", "shadow")
+_OF_BYTES: Final = ("after", "most_wait", "most_held")
+_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(FileRule)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class BuiltRule:
     key: RuleKey
     conditions: Sequence[Condition]
     overrides: Overrides
-    rules: Mapping[Effect, Sequence[Rule]]
+    rules: Mapping[Effect, Sequence[Rule | ByteRate]]
 
 
 def build(file: RuleFile, document: Document, store: Any, functions: Functions, problems: Problems) -> list[BuiltRule]:
@@ -173,13 +178,16 @@ class _Builder:
         if options is None:
             return None
         options["key"] = key_function(key, texts, self._client)
-        rules: dict[Effect, Sequence[Rule]] = {}
+        rules: dict[Effect, Sequence[Rule | ByteRate]] = {}
         if any(override.deny for override in spec.overrides):
             rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY)}, path)
         # The rule's own limits come last: if an override ends between these decisions, both hold and not none.
         for effect, limiters in reversed(groups.items()):
             exempt = Unless(conditions, overrides, effect) if conditions or spec.overrides else None
-            rules[effect] = self._made(limiters, {**options, "exempt": exempt}, path)
+            of_effect = {**options, "exempt": exempt}
+            rules[effect] = (
+                self._metering(spec, limiters, of_effect, path) if spec.bytes else self._made(limiters, of_effect, path)
+            )
         # The conditions of tiers are the rule's own tiers; these explain them.
         lifted = frozenset(options["tiers"] or ())
         if lifted and self._functions.tier is not None:
@@ -192,6 +200,26 @@ class _Builder:
         except (ForebayError, ValueError, TypeError) as error:
             self._refuse_word(path, error)
             return []
+
+    def _metering(
+        self, spec: FileRule, limiters: Sequence[Any], options: Mapping[str, Any], path: Path
+    ) -> list[ByteRate]:
+        """The byte rates of a rule with `bytes`."""
+        shared = {word: options[word] for word in _OF_BODIES if word in options}
+        own = {"bodies": spec.bytes, **_given(spec, "after", "most_wait", "most_held")}
+        try:
+            return [ByteRate(limiter, **shared, **own) for limiter in limiters]
+        except (ForebayError, ValueError, TypeError) as error:
+            self._refuse_word(path, error)
+            return []
+
+    def _check_bytes(self, spec: FileRule, path: Path) -> None:
+        """Refuse words that have no meaning with `bytes`, or without it."""
+        needless = _OF_REQUESTS if spec.bytes else _OF_BYTES
+        for word in needless:
+            if getattr(spec, word) not in (UNSET, _DEFAULTS[word]):
+                reason = "has no effect on bytes" if spec.bytes else 'is for a rule with bytes = "responses"'
+                self._refuse((*path, word), f"{word} {reason}: leave it out")
 
     def _denying(self, spec: FileRule, options: Mapping[str, Any], path: Path) -> list[Rule]:
         """A rule that denies every request that it is for: each costs more than its limit, so it has no state."""
@@ -236,6 +264,7 @@ class _Builder:
     def _options(self, spec: FileRule, path: Path) -> dict[str, Any] | None:
         """The options of the rule for ``Rule``, except its key and its exemptions. None if one has a problem."""
         count = self._problems.count
+        self._check_bytes(spec, path)
         for word, pattern in (("path", _given(spec, "path")), ("methods", _given(spec, "methods"))):
             try:
                 RequestPattern.of(pattern.get("path"), pattern.get("methods", ()), False)
@@ -352,8 +381,14 @@ class _Builder:
                 )
 
     def _check_limits(self) -> None:
-        used = {name for rule in self._file.rules for name in rule.limits}
-        used |= {name for rule in self._file.rules for one in rule.overrides for name in one.limits or ()}
+        by_unit: dict[bool, set[str]] = {True: set(), False: set()}
+        for rule in self._file.rules:
+            for names in (rule.limits, *(one.limits or () for one in rule.overrides)):
+                by_unit[bool(rule.bytes)].update(names)
+        used = by_unit[True] | by_unit[False]
+        for name in by_unit[True] & by_unit[False]:
+            reason = "a rule with bytes names it, and one without: make two limits, of bytes and of requests"
+            self._refuse_word(("limits", name), reason)
         for name in self._names:
             if name not in used:
                 reason = f"no rule names the limit {short_repr(name)}: name it, or leave it out"

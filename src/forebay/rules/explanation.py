@@ -10,7 +10,7 @@ from typing import Any
 from forebay.errors import short_repr
 from forebay.rules.building import BuiltRule
 from forebay.rules.overrides import DENY, effect_of
-from forebay.web import Request
+from forebay.web import ByteRate, Request, Rule
 from forebay.web.header_fields import allowance
 from forebay.web.patterns import RequestPattern
 
@@ -42,6 +42,8 @@ class Explanation:
     """``exempt``, ``deny`` or ``limits`` for a key with an override, else empty."""
     until: datetime | None
     shadow: bool
+    bytes: str
+    """The bodies whose bytes are charged; empty for a rule that charges requests."""
 
 
 def explain(built: Sequence[BuiltRule], request: Request) -> list[Explanation]:
@@ -53,15 +55,15 @@ def _explanation(built: BuiltRule, request: Request) -> Explanation:
     spec = built.spec
     reasons = tuple(_reasons(built, request))
     if reasons:
-        return Explanation(spec.name, False, reasons, (), spec.cost, (), "", None, spec.shadow)
+        return Explanation(spec.name, False, reasons, (), spec.cost, (), "", None, spec.shadow, spec.bytes or "")
     override = built.overrides.active(request)
     effect = effect_of(override)
-    limits = () if effect == DENY else tuple(_use(rule.limiter) for rule in built.rules.get(effect, ()))
+    limits = () if effect == DENY else tuple(_use(rule) for rule in built.rules.get(effect, ()))
     what = "" if effect is None else "deny" if effect == DENY else "limits" if effect else "exempt"
     key: Any = built.key(request)
     texts = (key,) if isinstance(key, str) else tuple(key)
     until = None if override is None else override.until
-    return Explanation(spec.name, True, (), texts, spec.cost, limits, what, until, spec.shadow)
+    return Explanation(spec.name, True, (), texts, spec.cost, limits, what, until, spec.shadow, spec.bytes or "")
 
 
 def _reasons(built: BuiltRule, request: Request) -> list[str]:
@@ -78,6 +80,8 @@ def _either(names: str | Sequence[str]) -> str:
     return names if isinstance(names, str) else " or ".join(names)
 
 
-def _use(limiter: Any) -> LimitUse:
+def _use(rule: Rule | ByteRate) -> LimitUse:
+    limiter: Any = rule.limiter
     kind = getattr(limiter, "kind", type(limiter))
-    return LimitUse(limiter.name, kind.__name__, allowance(limiter))
+    noun = "byte" if isinstance(rule, ByteRate) else "request"
+    return LimitUse(limiter.name, kind.__name__, allowance(limiter, noun))

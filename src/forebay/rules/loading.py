@@ -17,7 +17,7 @@ from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
 from forebay.store import Store
 from forebay.urls import connect, connect_async
-from forebay.web import Request, Rule
+from forebay.web import ByteRate, Request, Rule
 from forebay.web.functions import check_function, has_to_be_awaited
 
 __all__ = ["check", "load_rules"]
@@ -30,7 +30,7 @@ def load_rules(
     tier: Callable[[Request], str] | None = None,
     user: Callable[[Request], str | None] | None = None,
     in_loop: bool = False,
-) -> list[Rule]:
+) -> list[Rule | ByteRate]:
     """The rules of a TOML or YAML file, for a middleware: ``ASGIMiddleware(app, load_rules("limits.toml"))``.
 
     * `store`: where the limits are kept, if the file doesn't name it.

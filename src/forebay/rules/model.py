@@ -37,6 +37,10 @@ VERSION: Final = 1
 Name: TypeAlias = Annotated[str, Meta(min_length=1, description="a name")]
 Count: TypeAlias = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 RateText: TypeAlias = Annotated[str, Meta(description='a rate such as "100/minute"', examples=["100/minute"])]
+SizeText: TypeAlias = (
+    Annotated[int, Meta(ge=0, description="a number of bytes")]
+    | Annotated[str, Meta(description='a size such as "10 MiB"', examples=["10 MiB"])]
+)
 DurationText: TypeAlias = Annotated[str, Meta(description='a length of time such as "30s"', examples=["30s"])]
 Time: TypeAlias = Annotated[
     datetime, Meta(tz=True, description="a time with its offset from UTC, such as 2027-01-31T12:00:00Z")
@@ -191,6 +195,10 @@ class FileRule(_Part):
     charge_on: Annotated[list[StatusText], Meta(min_length=1)] | UnsetType = UNSET
     delay: DurationText | UnsetType = UNSET
     most_delayed: Count | UnsetType = UNSET
+    bytes: Literal["responses", "requests"] | UnsetType = UNSET
+    after: SizeText | UnsetType = UNSET
+    most_wait: DurationText | UnsetType = UNSET
+    most_held: Count | UnsetType = UNSET
     response: Response | UnsetType = UNSET
     shadow: Switch = False
     overrides: list[Override] = []
