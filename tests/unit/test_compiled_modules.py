@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import platform
 import subprocess
 from pathlib import Path
@@ -60,3 +62,16 @@ def test_hot_modules_swap_cells_in_one_instruction(name: str) -> None:
 def test_module_exports_only_its_init_function(path: Path) -> None:
     defined = output_of("nm", "--dynamic", "--defined-only", path).split()[2::3]
     assert defined == [f"PyInit_{path.name.split('.')[0]}"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_module_leaves_its_docstring_in_the_source(path: Path) -> None:
+    """setup.py takes it out of the code that Cython has made, and so it finds there what it looks for."""
+    name = f"forebay.{name_of(path).replace('/', '.')}"
+    assert importlib.import_module(name).__doc__ is None
+
+
+def test_public_methods_keep_their_docstrings_and_signatures() -> None:
+    assert (forebay.TokenBucket.hit.__doc__ or "").startswith("Charge `cost` permits")
+    assert list(inspect.signature(forebay.TokenBucket.hit).parameters)[:3] == ["self", "key", "cost"]
+    assert list(inspect.signature(forebay.TokenBucket).parameters)[:3] == ["store", "name", "rate"]
