@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bucket_strategies import NS, YEAR_NS, buckets, magnitudes
 from hypothesis import strategies as st
-from oracle import Bucket, Queue, Rule
+from oracle import Bucket, Queue, Rule, ToppedUpBucket
 from oracle_counts import (
     BucketedWindow,
     CalendarWindow,
@@ -165,6 +165,8 @@ class Case:
 def token_buckets(draw: st.DrawFn, measure: Measure) -> Case:
     bucket = draw(measure.buckets())
     tier = draw(measure.buckets(bucket.burst))
+    if measure is not SYNCED:
+        bucket, tier = (ToppedUpBucket(one.limit, one.period_ns, one.burst) for one in (bucket, tier))
     rate, of_tier = (measure.rate(one.limit, one.period_ns) for one in (bucket, tier))
     return Case(
         lambda store, name="api": TokenBucket(store, name, rate, burst=bucket.burst),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 __all__ = [
+    "Above",
     "AllOfOracle",
     "Answer",
     "Booking",
@@ -25,6 +26,7 @@ __all__ = [
     "Queue",
     "Rule",
     "TokenBucketOracle",
+    "ToppedUpBucket",
 ]
 
 State = TypeVar("State")
@@ -95,6 +97,13 @@ class Rule(ABC, Generic[State]):
         """The delay of a request that is booked now."""
         return 0
 
+    def remaining(self, state: State, now_ns: int) -> int:
+        return _first(lambda left: not self.allows(state, now_ns, left + 1), self.most)
+
+    def cancelled(self, state: State, now_ns: int, cost: int) -> State:
+        """The state after a booking is taken back that has just been made."""
+        return self.refunded(state, now_ns, cost)
+
     def retry_after_ns(self, state: State, now_ns: int, cost: int) -> int:
         return _first(lambda wait_ns: self.allows(state, now_ns + wait_ns, cost), max(self.over_ns(state) - now_ns, 0))
 
@@ -118,7 +127,7 @@ class Oracle(Generic[State]):
         return Answer(
             allowed=rule.allows(state, now_ns, cost),
             limit=rule.most,
-            remaining=_first(lambda left: not rule.allows(state, now_ns, left + 1), rule.most),
+            remaining=rule.remaining(state, now_ns),
             retry_after_ns=rule.retry_after_ns(state, now_ns, cost),
             reset_after_ns=_first(
                 lambda wait_ns: rule.is_settled(state, now_ns + wait_ns), max(rule.over_ns(state) - now_ns, 0)
@@ -126,7 +135,7 @@ class Oracle(Generic[State]):
         )
 
     def take_up_to(self, rule: Rule[State], key: Hashable, most: int, now_ns: int) -> int:
-        count = min(most, self.peek(rule, key, 0, now_ns).remaining)
+        count = min(most, rule.most, self.peek(rule, key, 0, now_ns).remaining)
         if count:
             self.states[key] = rule.charged(self.states.get(key, rule.fresh), now_ns, count)
         return count
@@ -134,6 +143,9 @@ class Oracle(Generic[State]):
     def refund(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> None:
         if key in self.states:
             self.states[key] = rule.refunded(self.states[key], now_ns, min(cost, rule.most))
+
+    def cancel(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> None:
+        self.states[key] = rule.cancelled(self.states[key], now_ns, cost)
 
     def reset(self, rule: Rule[State], key: Hashable, now_ns: int) -> None:
         if key in self.states:
@@ -208,6 +220,60 @@ class Bucket(Rule[int]):
 
     def delay_ns(self, state: int, now_ns: int, cost: int) -> int:
         return self.retry_after_ns(state, now_ns, cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """A state: a full bucket, and so many permits more."""
+
+    permits: int
+
+
+@dataclass(frozen=True)
+class ToppedUpBucket(Bucket):
+    """A bucket to which permits can be added, also above its burst. Above it nothing is refilled."""
+
+    def allows(self, state: int | Above, now_ns: int, cost: int) -> bool:
+        return cost <= self.burst if isinstance(state, Above) else super().allows(state, now_ns, cost)
+
+    def remaining(self, state: int | Above, now_ns: int) -> int:
+        return self.burst + state.permits if isinstance(state, Above) else super().remaining(state, now_ns)
+
+    def charged(self, state: int | Above, now_ns: int, cost: int) -> Any:
+        if not isinstance(state, Above):
+            return super().charged(state, now_ns, cost)
+        if cost < state.permits:
+            return Above(state.permits - cost)
+        return now_ns + self.increment_ns(cost - state.permits)
+
+    def refunded(self, state: int | Above, now_ns: int, cost: int) -> Any:
+        return state if isinstance(state, Above) else super().refunded(state, now_ns, cost)
+
+    def cancelled(self, state: int | Above, now_ns: int, cost: int) -> Any:
+        if isinstance(state, Above):
+            return Above(min(state.permits + cost, self.most_above))
+        return super().refunded(state, now_ns, cost)
+
+    most_above = 2**48 - 1
+
+    def added(self, state: int | Above, now_ns: int, permits: int) -> Any:
+        """The state after an ``add``; None if that is refused."""
+        if isinstance(state, Above):
+            permits += state.permits
+        elif state > now_ns:
+            missing = -(-(state - now_ns) * self.limit // self.period_ns)
+            if permits < missing:
+                return state - permits * self.period_ns // self.limit
+            permits -= missing
+        if permits > self.most_above:
+            return None
+        return Above(permits) if permits else now_ns
+
+    def over_ns(self, state: int | Above) -> int:
+        return 0 if isinstance(state, Above) else state
+
+    def is_settled(self, state: int | Above, now_ns: int) -> bool:
+        return isinstance(state, Above) or super().is_settled(state, now_ns)
 
 
 @dataclass(frozen=True)

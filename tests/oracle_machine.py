@@ -12,7 +12,7 @@ from bucket_strategies import answer_of, magnitudes
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from limiter_cases import Case, Measure
-from oracle import Answer, Booking, Bucket, Oracle, Rule
+from oracle import Above, Answer, Booking, Bucket, Oracle, Rule, ToppedUpBucket
 from oracle_counts import BucketedWindow, Held, Log
 from places import IN_MEMORY, Place, opened
 from redis_server import RedisServer
@@ -68,8 +68,9 @@ class LimiterAndOracle(RuleBasedStateMachine):
                 # A batch finds its keys' cells first; a new key of the batch may then take an expired key's cell.
                 assert (counted.evicted, counted.full) == (0, 0)
                 assert counted.cas_retries == 0 or self.batches
-                if type(self.case.rule) is Bucket:
-                    assert stats.live_keys == sum(tat_ns > self.now for tat_ns in self.oracle.states.values())
+                if type(self.case.rule) in (Bucket, ToppedUpBucket):
+                    states = self.oracle.states.values()
+                    assert stats.live_keys == sum(isinstance(state, Above) or state > self.now for state in states)
 
     def phase_of(self, key: Any) -> int:
         """The phase of the key's windows, from the time that a request has left until its window ends."""
@@ -137,6 +138,20 @@ class LimiterAndOracle(RuleBasedStateMachine):
         assert type(taken) is int
         self.allowed += taken > 0
         self.denied += taken == 0 < most
+
+    @precondition(lambda self: isinstance(self.case.rule, ToppedUpBucket))
+    @rule(key=keys, permits=st.integers(0, 3) | magnitudes(1, 2**48 - 1), data=st.data())
+    def add(self, key: Any, permits: int, data: st.DataObject) -> None:
+        options, tier = data.draw(st.sampled_from([({}, self.case.rule), *self.case.tiers]))
+        state = tier.added(self.oracle.states.get(key, tier.fresh), self.now, permits)
+        if state is None:
+            with pytest.raises(InvalidCost):
+                self.limiter.add(key, permits, **options)
+            return
+        assert self.limiter.add(key, permits, **options) == tier.remaining(state, self.now)
+        if permits:
+            self.oracle.states[key] = state
+        self.stay()
 
     @rule(key=keys, data=st.data())
     def peek(self, key: Any, data: st.DataObject) -> None:
@@ -221,7 +236,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
             if isinstance(rule, Held):
                 self.oracle.states[key] = rule.released(self.oracle.states[key], self.now, cost)
             else:
-                self.oracle.refund(rule, key, cost, self.now)
+                self.oracle.cancel(rule, key, cost, self.now)
             self.stay()
 
     @rule(key=keys, excess=magnitudes(1, 2**70))

@@ -33,6 +33,7 @@ __all__ = [
     "SegmentVersionMismatch",
     "StoreClosed",
     "StoreFallbackWarning",
+    "StoreFull",
     "StoreUnavailable",
     "TooManyLimiters",
     "TruncatedSegment",
@@ -97,7 +98,7 @@ class InvalidKey(ForebayError, TypeError):
 
 
 class InvalidCost(ForebayError, ValueError):
-    """A cost that is not a whole number of at least 0."""
+    """A cost, or a number of permits to add, that is not a whole number of at least 0, or too large."""
 
 
 class InvalidLimiter(ForebayError, ValueError):
@@ -140,6 +141,23 @@ class LimitExceeded(ForebayError):
 
 class StoreClosed(ForebayError):
     """A limiter or a store was used after ``Store.close()``."""
+
+
+class StoreFull(ForebayError):
+    """A store had no room for the key that permits were to be added to, so none were.
+
+    Attributes: ``limiter`` (its name).
+    """
+
+    def __init__(self, limiter: str) -> None:
+        super().__init__(limiter)
+        self.limiter = limiter
+
+    def __str__(self) -> str:
+        return (
+            f"limiter {self.limiter!r} got no permits for the key, as its store has no room for another key: make the "
+            "store for more keys, or reset keys that are not needed any more"
+        )
 
 
 class TooManyLimiters(ForebayError):

@@ -90,6 +90,7 @@ CALLS = st.one_of(
     st.tuples(st.just("release"), st.integers(0, 5)),
     st.tuples(st.just("hit once"), keys, costs, st.integers(0, 2)),
     st.tuples(st.just("refund once"), keys, costs, st.integers(0, 2)),
+    st.tuples(st.just("add"), keys, costs | st.just(2**48 - 3)),
     st.tuples(st.just("convert"), keys, st.integers(1, 9), st.sampled_from(["permits", "share", "used"])),
     st.tuples(st.just("with rate"), keys, costs, st.sampled_from(["2/second", "50/minute", "5/hour"])),
 )

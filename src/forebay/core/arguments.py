@@ -11,17 +11,22 @@ from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, short_repr
 
 __all__ = [
     "DEFAULT_REQUEST_TTL",
+    "MOST_PERMITS",
     "ambiguous_key",
     "cost_of",
     "costs_of",
     "kept",
     "keys_of",
     "no_id_beside_charges",
+    "permits_of",
+    "too_many_permits",
     "ttl_without_id",
 ]
 
 DEFAULT_REQUEST_TTL: Final = "5 minutes"
 KEPT: Final = ("permits", "share", "used")
+# The most that a key may have above its burst: see `holds_permits` in table/table.pxd.
+MOST_PERMITS: Final = 2**48 - 1
 
 T = TypeVar("T")
 
@@ -34,6 +39,26 @@ def cost_of(cost: Any) -> int:
             if cost >= 0:
                 return int(cost)
     raise InvalidCost(f"a cost is a whole number of at least 0, not {short_repr(cost)}")
+
+
+def permits_of(permits: Any, limiter: str) -> int:
+    """Permits to add, as an integer. Raises ``InvalidCost``."""
+    with suppress(TypeError):
+        if not isinstance(permits, bool):
+            permits = operator.index(permits)
+            if permits > MOST_PERMITS:
+                raise too_many_permits(permits, limiter)
+            if permits >= 0:
+                return int(permits)
+    raise InvalidCost(f"permits to add are a whole number of at least 0, not {short_repr(permits)}")
+
+
+def too_many_permits(permits: int, limiter: str) -> InvalidCost:
+    """The exception for permits that a key can't get."""
+    return InvalidCost(
+        f"{short_repr(permits)} more permits are too many for the key: in limiter {limiter!r} a key may have at most "
+        f"{MOST_PERMITS} above its burst. Add fewer, or use a limit of a larger unit"
+    )
 
 
 def keys_of(keys: Iterable[T]) -> list[T]:

@@ -22,7 +22,7 @@ from forebay.core.table.native cimport (
     FOREBAY_SYNCED_REPORTED_WORD, FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell, ForebayHashKey, load_acquire,
     multiply_high, prefetch, siphash13,
 )
-from forebay.core.table.table cimport TIME_BITS
+from forebay.core.table.table cimport TIME_BITS, holds_permits
 from forebay.segment.mapping cimport HeldBytes
 
 from forebay.segment import layout
@@ -183,7 +183,7 @@ cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) no
         return BAD_KIND
     if kind == FOREBAY_KIND_EMPTY:
         return BAD_EMPTY if seen.tag != 0 or (cells.kept_bits >= 0 and seen.state >> cells.kept_bits) else FINE
-    if kind == FOREBAY_KIND_TAT and seen.state > cells.latest_ns:
+    if kind == FOREBAY_KIND_TAT and seen.state > cells.latest_ns and not holds_permits(seen.state):
         return BAD_STATE
     if (kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED) and seen.state >> FRACTION_BITS > cells.latest_ns:
         return BAD_STATE

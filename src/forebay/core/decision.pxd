@@ -38,7 +38,7 @@ cdef class Decision:
 cdef inline uint64_t remaining_in(const Outlook* outlook, uint64_t limit) noexcept nogil:
     """The permits that would still be allowed, of a limit."""
     if outlook.rate_limit == outlook.rate_period_ns:
-        return min(limit, outlook.available)
+        return outlook.available
     return min(limit, multiply_divide_down(outlook.available, outlook.rate_limit, outlook.rate_period_ns))
 
 

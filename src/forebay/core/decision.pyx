@@ -29,7 +29,8 @@ cdef class Decision:
     * ``allowed``
     * ``limiter``: the name of the limiter whose limit bound the request
     * ``limit``: the most permits that can be allowed at once (a bucket's burst)
-    * ``remaining``: the permits that would still be allowed right after this decision
+    * ``remaining``: the permits that would still be allowed right after this decision; more than the limit if ``add``
+      gave a key more
     * ``retry_after``: seconds after which the same request is allowed if nothing else happens; 0.0 when allowed
     * ``reset_after``: seconds after which the key is as if it had never been seen
     * ``next_after``: seconds after which more than now is allowed. That is ``retry_after`` for a denial, the time to

@@ -21,6 +21,7 @@ cdef struct LimitParams:
     uint64_t period_ns           # per this time, which is the window of a window
     uint64_t tolerance_ns        # GCRA: how far ahead of now the theoretical arrival time may be
     uint64_t due_ns              # GCRA: if it is at most this far ahead, the time of every booking has come
+    bint may_exceed              # GCRA: whether a key may have more permits than the limit
     uint64_t phase_ns            # a window begins when time plus this is a multiple of the period
     bint staggered               # whether each key's phase has an offset of its own
     uint64_t steps               # windows that begin with a request: how many moments of a period may begin one
@@ -36,7 +37,7 @@ cdef struct LimitParams:
     uint64_t words_per_cell
     uint64_t last_cell           # the last cell that has words
     uint64_t end_ns              # the end of some window: a cache
-    const Table* table           # the extent's
+    const Table* table           # the extent's; the store's, if `may_exceed`
     uint64_t missing_ns          # bucket with initial permits: the time in which those come that a new key lacks
     const int64_t* edges         # windows by the calendar: where they begin and end, ascending; else NULL
 

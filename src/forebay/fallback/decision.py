@@ -39,7 +39,8 @@ class Decision:
     * ``allowed``
     * ``limiter``: the name of the limiter whose limit bound the request
     * ``limit``: the most permits that can be allowed at once (a bucket's burst)
-    * ``remaining``: the permits that would still be allowed right after this decision
+    * ``remaining``: the permits that would still be allowed right after this decision; more than the limit if ``add``
+      gave a key more
     * ``retry_after``, ``reset_after``, ``next_after``: seconds, and the same with ``_ns`` in exact nanoseconds
     * ``degraded``: Redis was unavailable, and the store's ``when_unavailable`` policy decided
     * ``full``: the store had no room for the key, and its ``on_full`` decided
@@ -77,6 +78,8 @@ class Decision:
     @property
     def remaining(self) -> int:
         outlook = self.outlook
+        if outlook.rate_limit == outlook.rate_period_ns:
+            return outlook.available
         return min(self.limit, outlook.available * outlook.rate_limit // outlook.rate_period_ns)
 
     @property

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from forebay.core.arguments import MOST_PERMITS
 from forebay.errors import InvalidLimiter, LimitExceeded, short_repr
 from forebay.fallback.cell_limiter import CellAlgorithm, CellLimiter
 from forebay.fallback.decision import Outlook
 from forebay.fallback.keys import Key
-from forebay.fallback.memory import Charge, LimitParams, Memory, Tag, Verdict
+from forebay.fallback.memory import NEVER, Charge, LimitParams, Memory, Tag, Verdict
 from forebay.rate import MAX_PERIOD_NS, Rate, as_period_ns, as_rate
 
-__all__ = ["Gcra", "GcraLimiter", "LeakyBucket", "MinInterval", "most_ahead_ns"]
+__all__ = ["PERMITS", "Adding", "Gcra", "GcraLimiter", "LeakyBucket", "MinInterval", "most_ahead_ns"]
 
 YEAR_NS: Final = 365 * 86_400 * 10**9
 # 73 years: as in the compiled core, whose states have 62 bits for a time.
 MAX_AHEAD_NS: Final = 2**61 - 1
+# A state above this is no time, but so many permits more than the burst.
+PERMITS: Final = NEVER
 
 
 def most_ahead_ns(memory: Memory) -> int:
@@ -29,6 +32,8 @@ class Gcra(CellAlgorithm):
 
     A token bucket with `initial` gives a new key fewer permits; the others come in `missing_ns`: its state is later by
     that. See core/algorithms/initial_bucket.pxd.
+
+    A key with more permits than the burst has a state above `PERMITS`.
     """
 
     def __init__(self, most_ahead_ns: int) -> None:
@@ -42,12 +47,22 @@ class Gcra(CellAlgorithm):
         return Charge(amount, params.tolerance_ns - amount, params)
 
     def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        if state > PERMITS:
+            permits = permits_of(charge)
+            if permits < state - PERMITS:
+                return state - permits
+            return now_ns + self.charge(permits - (state - PERMITS), charge.params).amount
         start_ns = state_now(charge.params, state, now_ns)
         return start_ns + charge.amount if start_ns - now_ns <= charge.room else None
 
     def give_back(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
         full_ns = now_ns + charge.params.missing_ns
         amount = charge.amount
+        if state > PERMITS or (charge.charged_state or 0) > PERMITS:
+            # A cancelled charge of permits above the burst gives back to such permits only.
+            if state < PERMITS or (charge.charged_state or 0) < PERMITS:
+                return None
+            return min(state + permits_of(charge), PERMITS + MOST_PERMITS)
         if state <= full_ns:
             return None
         if charge.charged_state is not None:
@@ -61,6 +76,8 @@ class Gcra(CellAlgorithm):
 
     def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
         params = charge.params
+        if verdict.state > PERMITS:
+            return Outlook(params.limit + verdict.state - PERMITS)
         ahead_ns = state_now(params, verdict.state, verdict.now_ns) - verdict.now_ns
         return Outlook(
             max(params.tolerance_ns - ahead_ns, 0),
@@ -80,6 +97,29 @@ class Gcra(CellAlgorithm):
         return ahead_of(verdict) + charge.amount - charge.params.tolerance_ns
 
 
+class Adding(Gcra):
+    """``add`` as a request: it charges the permits that it adds, to what is missing in the bucket and then above it."""
+
+    def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
+        permits, params = charge.amount, charge.params
+        if state > PERMITS:
+            permits += state - PERMITS
+        elif state > now_ns:
+            # As many permits fill the bucket; the last one perhaps in part.
+            missing = -(-(state - now_ns) * params.rate_limit // params.period_ns)
+            if permits < missing:
+                return state - permits * params.period_ns // params.rate_limit
+            permits -= missing
+        if permits > MOST_PERMITS:
+            return None
+        return PERMITS + permits if permits else now_ns
+
+
+def permits_of(charge: Charge) -> int:
+    """The permits of a charge, from its time."""
+    return charge.amount * charge.params.rate_limit // charge.params.period_ns
+
+
 def state_now(params: LimitParams, state: int, now_ns: int) -> int:
     """The state that a key with this state has now."""
     return max(state, now_ns + params.missing_ns) if state > now_ns else now_ns + 2 * params.missing_ns
@@ -88,7 +128,7 @@ def state_now(params: LimitParams, state: int, now_ns: int) -> int:
 def ahead_of(verdict: Verdict) -> int:
     """How far a state is ahead of now, in ns."""
     ahead_ns: int = max(verdict.state - verdict.now_ns, 0)
-    return ahead_ns
+    return 0 if verdict.state > PERMITS else ahead_ns
 
 
 class Queue(Gcra):

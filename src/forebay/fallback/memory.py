@@ -25,6 +25,10 @@ __all__ = ["Algorithm", "Charge", "Counts", "LimitParams", "Memory", "Table", "T
 
 # As in the compiled core: states stay below 2**62 ns.
 LAST_PYTHON_S: Final = (2**62 - 3 * MAX_PERIOD_NS) // 10**9
+# Times are below this. A state that expires later is a number of permits, which is kept.
+NEVER: Final = 2**62
+# When there may be room again, if that is not known.
+UNKNOWN_NS: Final = 3 * 2**30
 # A full table forgets this part of its keys at once: choosing them reads all.
 EVICTED_PART: Final = 16
 
@@ -41,6 +45,7 @@ class LimitParams:
     period_ns: int
     tolerance_ns: int = 0
     due_ns: int = 0
+    may_exceed: bool = False
     missing_ns: int = 0
     phase_ns: int = 0
     steps: int = 0
@@ -179,7 +184,10 @@ class Table:
         """Make room for one more key: None, or the time at which there will be room."""
         if len(self._cells) < self.capacity:
             return None
-        cells = self._cells.copy()
+        # A state that has no time stays.
+        cells = {tag: cell for tag, cell in self._cells.copy().items() if cell.algorithm.expiry_ns(cell.state) < NEVER}
+        if not cells:
+            return now_ns + UNKNOWN_NS
         expiries = {tag: cell.algorithm.expiry_ns(cell.state) for tag, cell in cells.items()}
         victims = [tag for tag, expiry_ns in expiries.items() if expiry_ns <= now_ns]
         if not victims:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, final
 
-from forebay.core.arguments import kept
+from forebay.core.arguments import kept, permits_of, too_many_permits
 from forebay.core.limiter_arguments import check_refill, interval_refill_ns, interval_start_ns
-from forebay.errors import CostExceedsLimit, InvalidLimiter
+from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreFull
 from forebay.fallback.cell_limiter import CellAlgorithm, whole_cost
 from forebay.fallback.decision import Outlook
-from forebay.fallback.gcra import Gcra, GcraLimiter, most_ahead_ns
+from forebay.fallback.gcra import PERMITS, Adding, Gcra, GcraLimiter, most_ahead_ns
 from forebay.fallback.keys import Key
 from forebay.fallback.memory import Charge, LimitParams, Tag, Verdict
 from forebay.rate import Rate, as_rate
@@ -149,6 +149,8 @@ class TokenBucket(GcraLimiter):
             encoding = self._refill_in_intervals(most_ns, start)
         elif initial is not None:
             encoding = self._start_with(initial, most_ns)
+        else:
+            self.params = replace(self.params, may_exceed=True)
         self.register("TokenBucket", encoding)
 
     def _refill_in_intervals(self, most_ns: int, start: datetime | None) -> str:
@@ -199,7 +201,38 @@ class TokenBucket(GcraLimiter):
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
         rate = as_rate(rate)
-        return self.shared(self.gcra_params(rate, rate.limit if burst is None else burst, "burst"))
+        params = self.shared(self.gcra_params(rate, rate.limit if burst is None else burst, "burst"))
+        return replace(params, may_exceed=True)
+
+    def add(self, key: Key, permits: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int:
+        """Give `key` so many permits more, also above the burst. Returns how many it then has.
+
+        As long as a key has more permits than the burst, none are refilled, and the store keeps the key. ``refund``
+        never fills a bucket above its burst. One request still costs at most the burst. `rate` and `burst` are those of
+        ``hit``; at any rate, a request takes as many permits above the burst as it costs.
+
+        Raises ``InvalidCost``, ``StoreFull`` and what ``peek`` raises: then nothing was added.
+        """
+        number = permits_of(permits, self.name)
+        params = self.params_for_call(rate, burst)
+        if not params.may_exceed:
+            raise InvalidLimiter(
+                f"{self!r} can't have permits above its burst: a token bucket without initial= and with "
+                "refill='continuous' can"
+            )
+        if not number:
+            return self.peek(key, 0, rate=rate, burst=burst).remaining
+        tag = self.tag_of(key)
+        charge = Charge(number, 0, params)
+        with self.memory.lock:
+            now_ns = self.open_now_ns()
+            on_full = self.store.on_full or self.default_on_full
+            verdict = self.table.decide(tag, now_ns, Adding(most_ahead_ns(self.memory)), charge, on_full, self.counts)
+            if verdict.full:
+                raise StoreFull(self.name)
+            if not verdict.allowed:
+                raise too_many_permits(number, self.name)
+            return self.decision_by(charge, verdict).remaining
 
     def convert(
         self,
@@ -226,7 +259,8 @@ class TokenBucket(GcraLimiter):
         with self.memory.lock:
             now_ns = self.open_now_ns()
             state = self.table.find(tag)
-            if state is not None and state > now_ns:
+            # Permits above a burst stay as they are, above the new one.
+            if state is not None and now_ns < state < PERMITS:
                 ahead_ns = converted_ns(old, new, keep, most_ahead_ns(self.memory), state - now_ns)
                 self.table.put(tag, now_ns + ahead_ns, self.algorithm)
             return self.peek(key, rate=rate, burst=burst).remaining

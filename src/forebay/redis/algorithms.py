@@ -100,11 +100,6 @@ class Algorithm(ABC):
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         """The permits left, the time until this request may be allowed, and the time until nothing counts any more."""
 
-    @property
-    def rate_arguments(self) -> tuple[int, ...]:
-        """Further arguments of ``take_up_to.lua``, beside those of a request for one permit."""
-        return ()
-
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:
         """The charge that takes `charge` back, if that counts. Its room is a number of the state that `charge` left."""
         return Charge(charge.cost, (charge.arguments[0], seen.numbers[0], *charge.arguments[2:]))
@@ -170,19 +165,16 @@ class Gcra(Algorithm):
         self.due_us = self.tolerance_us
         """If a TAT is at most this far ahead of now, no booking is still waiting for its time."""
 
-    @property
-    def rate_arguments(self) -> tuple[int, ...]:
-        return self.rate.limit, self.period_us
-
     def amount_us(self, cost: int) -> int:
         return -(-cost * self.period_us // self.rate.limit)
 
     def charge_for(self, cost: int) -> Charge:
         amount_us = self.amount_us(cost)
-        return Charge(cost, (amount_us, self.tolerance_us - amount_us, self.due_us))
+        return Charge(cost, (amount_us, self.tolerance_us - amount_us, self.due_us, self.rate_limit, self.period_us))
 
     def with_room(self, charge: Charge, room_us: int, max_wait_us: int = 0) -> Charge:
-        return Charge(charge.cost, (charge.arguments[0], room_us, self.due_us), max_wait_us)
+        amount_us, _, *others = charge.arguments
+        return Charge(charge.cost, (amount_us, room_us, *others), max_wait_us)
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if rate is None:
@@ -195,7 +187,7 @@ class Gcra(Algorithm):
         return tier
 
     def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
-        _, room_us, _ = whole_numbers(charge)
+        room_us = whole_numbers(charge)[1]
         return self.with_room(charge, room_us + min(max_wait_us, MAX_AHEAD_US - self.tolerance_us))
 
     def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
@@ -205,21 +197,23 @@ class Gcra(Algorithm):
         return seen.numbers[0] - seen.now_us + whole_numbers(charge)[0] - self.tolerance_us
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
-        _, room_us, _ = whole_numbers(charge)
-        ahead_us = max(seen.numbers[0] - seen.now_us, 0)
-        left = max(self.tolerance_us - ahead_us, 0) * self.rate.limit // self.period_us
-        return min(left, self.limit), max(ahead_us - room_us, 0), ahead_us
+        decision = self.decision(self.name, charge, seen)
+        return decision.remaining, decision.retry_after_ns // 1000, decision.reset_after_ns // 1000
 
     def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
         verdict, now_us, _, tat_us = reply
-        return self.decided(name, verdict != 0, self.unit_room_us, tat_us - now_us)
+        return self.decided(name, verdict != 0, self.unit_room_us, tat_us, now_us)
 
     def decision(self, name: str, charge: Charge, seen: Seen) -> Decision:
-        return self.decided(name, seen.allowed, whole_numbers(charge)[1], seen.numbers[0] - seen.now_us)
+        return self.decided(name, seen.allowed, whole_numbers(charge)[1], seen.numbers[0], seen.now_us)
 
-    def decided(self, name: str, allowed: bool, room_us: int, ahead_us: int) -> Decision:
+    def decided(self, name: str, allowed: bool, room_us: int, tat_us: int, now_us: int) -> Decision:
         """Counts what is left as time, so that the decision also knows when there is one permit more."""
+        ahead_us = tat_us - now_us
         if ahead_us < 0:
+            if tat_us < 0:
+                # Not a time, but how many permits more than the burst there are.
+                return _decision(name, allowed, self.limit, self.limit - tat_us, 1, 1, 0, 0)
             ahead_us = 0
         left_us = self.tolerance_us - ahead_us
         return _decision(

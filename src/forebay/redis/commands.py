@@ -17,7 +17,16 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
-from forebay.core.arguments import DEFAULT_REQUEST_TTL, KEPT, cost_of, kept, ttl_without_id
+from forebay.core.arguments import (
+    DEFAULT_REQUEST_TTL,
+    KEPT,
+    MOST_PERMITS,
+    cost_of,
+    kept,
+    permits_of,
+    too_many_permits,
+    ttl_without_id,
+)
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
 from forebay.errors import (
@@ -266,7 +275,7 @@ class LimiterCommands:
         algorithm = self.tier(rate, burst)
         one = self.charge_for(key, 1, algorithm)
         # A larger number than the limit may be too large for the script.
-        arguments = [min(cost_of(most), algorithm.limit), algorithm.script, *one.arguments, *algorithm.rate_arguments]
+        arguments = [min(cost_of(most), algorithm.limit), algorithm.script, *one.arguments]
         return Command(
             script("take_up_to", algorithm.script), [self.key(key)], encode_args(arguments), 2, lambda reply: reply[0]
         )
@@ -291,16 +300,32 @@ class LimiterCommands:
         if old_rate is None:
             as_rate(old_rate)  # type: ignore[arg-type]  # which raises
         old, new = self.tier(old_rate, old_burst), self.tier(rate, burst)
-        rates = [old.tolerance_us, *old.rate_arguments] if isinstance(old, Gcra) else [0, 0, 0]
+        rates = [old.tolerance_us, old.rate_limit, old.period_us] if isinstance(old, Gcra) else [0, 0, 0]
         one = self.charge_for(key, 1, new)
-        arguments = [keep, old.limit, new.limit, *rates, new.script, *one.arguments, *new.rate_arguments]
+        arguments = [keep, old.limit, new.limit, *rates, new.script, *one.arguments]
         return Command(
             script("convert", new.script),
             [self.key(key)],
             encode_args(arguments),
             2,
-            lambda reply: min(reply[0], new.limit),
+            lambda reply: reply[0],
         )
+
+    def add(self, key: Key, permits: Any, rate: str | Rate | None, burst: int | None) -> Command[int]:
+        number, algorithm = permits_of(permits, self.name), self.tier(rate, burst)
+        if self.kind is not TokenBucket or algorithm.script != "gcra":
+            raise InvalidLimiter(
+                f"{self!r} can't have permits above its burst: a token bucket with refill='continuous' can"
+            )
+        one = self.charge_for(key, 1, algorithm)
+        arguments = [number, MOST_PERMITS, algorithm.limit, algorithm.script, *one.arguments]
+
+        def read(reply: list[int]) -> int:
+            if reply[0] == -2:
+                raise too_many_permits(number, self.name)
+            return reply[0]
+
+        return Command(script("add", algorithm.script), [self.key(key)], encode_args(arguments), 2, read)
 
     def reserve(
         self,

@@ -304,6 +304,17 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         return self._executor.run_command(self.commands.convert(key, old_rate, old_burst, rate, burst, keep))
 
     @operation
+    def add(
+        self, key: Key, permits: int, *, rate: str | Rate | None = None, burst: int | None = None
+    ) -> Pending[int]:
+        """Give `key` so many permits more, and return how many it then has. See ``TokenBucket.add``.
+
+        Raises ``StoreUnavailable`` while Redis is unavailable. The permits may have been added then, if only the reply
+        was lost. Raises ``InvalidLimiter`` of limiters of another kind.
+        """
+        return self._executor.run_command(self.commands.add(key, permits, rate, burst))
+
+    @operation
     def reset(self, key: Key) -> Pending[None]:
         return self._executor.run_command(self.commands.reset(key).then(lambda _: self._wake(key)))
 

@@ -4,12 +4,18 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.batch cimport Batch, decide_batch_by
 from forebay.core.cell_limiter cimport CellLimiter
-from forebay.core.decision cimport Outlook
+from forebay.core.decision cimport Outlook, no_outlook, remaining_in
 from forebay.core.limiter cimport Charge, LimitParams
-from forebay.core.table.native cimport FOREBAY_KIND_TAT, multiply_divide_up
-from forebay.core.table.table cimport Events, Verdict
+from forebay.core.table.native cimport (
+    FOREBAY_KIND_TAT, ForebayCell, ForebayLine, multiply_divide_down, multiply_divide_up, product_below,
+)
+from forebay.core.table.table cimport (
+    ALLOWED, TIME_BITS, Events, Next, Verdict, holds_permits, most_permits, no_events, permits_in, state_of_permits,
+    table_decide, table_now,
+)
 
-from forebay.errors import InvalidLimiter, short_repr
+from forebay.core.arguments import too_many_permits
+from forebay.errors import InvalidLimiter, StoreFull, short_repr
 from forebay.rate import MAX_PERIOD_NS, as_rate
 
 
@@ -40,7 +46,83 @@ cdef int gcra_params_of(
     params.period_ns = period_ns
     params.limit = burst
     params.tolerance_ns = params.due_ns = tolerance_ns
+    params.may_exceed = False
     return 0
+
+
+cdef inline uint64_t permits_of(const Charge* charge) noexcept nogil:
+    """The permits of a charge, from its time."""
+    return multiply_divide_down(charge.amount, charge.params.rate_limit, charge.params.period_ns)
+
+
+cdef inline uint64_t above_of(const LimitParams* params, uint64_t state) noexcept nogil:
+    """The permits above the burst. A limiter that never adds any has no such state: it is damage."""
+    return permits_in(state) if params.may_exceed else 0
+
+
+cdef bint gcra_take_above(uint64_t state, uint64_t now_ns, const Charge* charge, Next* next) noexcept nogil:
+    cdef const LimitParams* params = charge.params
+    cdef uint64_t above = above_of(params, state)
+    cdef uint64_t permits
+    next.state = now_ns + charge.amount
+    if above != 0:
+        permits = permits_of(charge)
+        if permits < above:
+            next.state = state_of_permits(above - permits)
+        else:
+            next.state = max(now_ns, table_now(params.table)) + multiply_divide_up(
+                permits - above, params.period_ns, params.rate_limit)
+    return True
+
+
+cdef bint gcra_give_back_above(uint64_t state, const Charge* charge, Next* next) noexcept nogil:
+    cdef uint64_t above = above_of(charge.params, state)
+    if above == 0 or not holds_permits(charge.charged_state):
+        return False
+    next.state = state_of_permits(min(above + permits_of(charge), most_permits()))
+    return True
+
+
+cdef bint gcra_add(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef const LimitParams* params = charge.params
+    cdef uint64_t permits = charge.amount + above_of(params, state)
+    cdef uint64_t ahead_ns, missing
+    if now_ns < state and state >> TIME_BITS == 0:
+        ahead_ns = state - now_ns
+        # As many permits fill the bucket; the last one perhaps in part.
+        missing = ~<uint64_t>0
+        if product_below(ahead_ns, params.rate_limit, missing, params.period_ns):
+            missing = multiply_divide_up(ahead_ns, params.rate_limit, params.period_ns)
+        if permits < missing:
+            next.state = state - multiply_divide_down(permits, params.period_ns, params.rate_limit)
+            return True
+        permits -= missing
+    next.state = state_of_permits(permits) if permits != 0 else now_ns
+    return permits <= most_permits()
+
+
+cdef uint64_t add_permits(CellLimiter limiter, object key, uint64_t permits, const LimitParams* params) except? 0:
+    cdef Charge charge
+    cdef Verdict verdict
+    cdef Events events = no_events()
+    cdef Outlook outlook = no_outlook()
+    cdef uint64_t tag = limiter.tag_of(key)
+    cdef ForebayLine* line = limiter.ensure_attached()
+    limiter.set_charge(0, params, &charge)
+    charge.amount = permits
+    verdict.tag = tag
+    verdict.now_ns = table_now(&limiter.table)
+    table_decide(&limiter.table, tag, line.number, &line.counters.claims, gcra_add, &charge, &verdict, &events)
+    limiter.count_events(&events)
+    if verdict.full:
+        raise StoreFull(limiter.name)
+    if verdict.outcome != ALLOWED:
+        raise too_many_permits(permits, limiter.name)
+    limiter.describe(&charge, &verdict, True, &outlook)
+    return remaining_in(&outlook, params.limit)
 
 
 cdef void gcra_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil:
@@ -65,6 +147,10 @@ cdef uint64_t gcra_refused_delay_ns(const Charge* charge, const Verdict* verdict
 cdef void gcra_describe(const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook) noexcept nogil:
     cdef const LimitParams* params = charge.params
     cdef uint64_t ahead_ns = ahead_of(verdict)
+    if verdict.state >> TIME_BITS != 0:
+        # In permits, which may be more than the burst.
+        outlook.available = params.limit + above_of(params, verdict.state)
+        return
     outlook.rate_limit = params.rate_limit
     outlook.rate_period_ns = params.period_ns
     outlook.available = params.tolerance_ns - ahead_ns if ahead_ns < params.tolerance_ns else 0

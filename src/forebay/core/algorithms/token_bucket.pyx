@@ -8,7 +8,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.conversion cimport KEEP_SHARE, KEEP_USED, Keep, scaled
 from forebay.core.algorithms.counts cimport count_bits_for, window_end_ns
-from forebay.core.algorithms.gcra cimport GcraLimiter, gcra_take
+from forebay.core.algorithms.gcra cimport GcraLimiter, add_permits, gcra_take
 from forebay.core.algorithms.initial_bucket cimport initial_give_back, initial_take, is_known, state_now
 from forebay.core.algorithms.interval_bucket cimport (
     boundaries_for, deficit_of, delay_of, interval_give_back, interval_take,
@@ -20,7 +20,7 @@ from forebay.core.limiter cimport Charge, LimitParams, copy_of
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up
 from forebay.core.table.table cimport TIME_BITS, Events, Next, Verdict, no_events, table_amend
 
-from forebay.core.arguments import kept
+from forebay.core.arguments import kept, permits_of
 from forebay.core.limiter_arguments import check_refill, interval_refill_ns, interval_start_ns
 from forebay.errors import CostExceedsLimit, InvalidLimiter
 from forebay.rate import as_rate
@@ -64,6 +64,8 @@ cdef class TokenBucket(GcraLimiter):
         self.initial = initial
         self.start = start
         if refill == "continuous" and initial is None:
+            self.params.may_exceed = True
+            self.params.table = &self.table
             self.charge_for(1, &self.params, &self.unit)
             self.register(layout.ALGORITHM_TOKEN_BUCKET, b"")
 
@@ -94,8 +96,8 @@ cdef class TokenBucket(GcraLimiter):
         `keep` is what stays the same: ``"permits"``, the number that remain, at most the new burst; ``"share"``, their
         share of the burst; ``"used"``, the number that are missing. Parts of a permit are rounded against the key, and
         bookings stay booked. Cancel a booking before: afterwards, ``cancel`` gives back the time that its permits took
-        by the old rate. A key whose bucket is full is as a new one: it has the new burst. To give a key a full bucket,
-        ``reset`` it.
+        by the old rate. A key whose bucket is full is as a new one: it has the new burst, and permits above the old one
+        are above the new one. To give a key a full bucket, ``reset`` it.
 
         Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
         the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
@@ -117,6 +119,31 @@ cdef class TokenBucket(GcraLimiter):
         self.count_events(&events)
         return self.peek(key, rate=rate, burst=burst).remaining
 
+    def add(self, key, permits, *, rate=None, burst=None):
+        """Give `key` so many permits more, also above the burst. Returns how many it then has.
+
+        As long as a key has more permits than the burst, none are refilled, and the store never evicts the key: its
+        cell is free again when the key has used them or is ``reset``. ``refund`` never fills a bucket above its burst.
+        One request still costs at most the burst. `rate` and `burst` are those of ``hit``. Permits above the burst are
+        a number of permits: at any rate, a request takes as many as it costs. Parts of a permit are rounded against the
+        key, when it comes to be above the burst.
+
+        Raises ``InvalidCost`` if `permits` is no whole number of at least 0, or if the key would have more than
+        281,474,976,710,655 above the burst; ``StoreFull`` if there is no room for a new key; and what ``peek`` raises.
+        Then nothing was added. Only over a ``Store`` or Redis, and with continuous refill that starts full. O(1), one
+        CAS: a process that is killed has added all or nothing, and permits that several add at once are all there.
+        """
+        cdef LimitParams params
+        cdef uint64_t number = permits_of(permits, self.name)
+        self.params_for_call(rate, burst, &params)
+        if not params.may_exceed:
+            raise InvalidLimiter(
+                f"{self!r} can't have permits above its burst: a token bucket without initial= and with "
+                "refill='continuous' can")
+        if number == 0:
+            return self.peek(key, 0, rate=rate, burst=burst).remaining
+        return add_permits(self, key, number, &params)
+
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
         if rate is None and burst is None:
             params[0] = copy_of(&self.params)
@@ -126,6 +153,8 @@ cdef class TokenBucket(GcraLimiter):
         rate = as_rate(rate)
         self.gcra_params(rate, rate.limit if burst is None else burst, "burst", params)
         self.share_due(params)
+        params.may_exceed = True
+        params.table = &self.table
         return 0
 
 
@@ -158,6 +187,7 @@ cdef uint64_t converted_ns(const Conversion* conversion, uint64_t ahead_ns) noex
 cdef bint gcra_convert(
     ForebayCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
+    # Permits above a burst stay as they are, above the new one.
     if tat_ns <= now_ns or tat_ns >> TIME_BITS != 0:
         return False
     next.state = now_ns + converted_ns(<const Conversion*>parameters, tat_ns - now_ns)

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Self, final
+from typing import NoReturn, Self, final
 
 from forebay.core.synced.limiter import _S, SyncedLimiter
 from forebay.core.table.keys import Key
@@ -23,6 +23,9 @@ class SyncedTokenBucket(SyncedLimiter[_S]):
     def rate(self) -> Rate: ...
     @property
     def burst(self) -> int: ...
+    def add(
+        self, key: Key, permits: int, *, rate: str | Rate | None = None, burst: int | None = None
+    ) -> NoReturn: ...
     def reports(
         self, first: int, last: int, round_number: int, learned: bytearray | None = None
     ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int]], int]: ...

@@ -191,6 +191,11 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         return decide_named(
             self, key, self.tag_of(key), &self.unit, &verdict, gcra_take, bucket_after_charge) == ALLOWED
 
+    def add(self, key, permits, *, rate=None, burst=None):
+        raise InvalidLimiter(
+            f"{self!r} can't have permits above its burst, as hosts report what they have used: a token bucket over a "
+            "Store or a RedisStore can")
+
     cdef int params_of(self, object rate, object burst, LimitParams* params) except -1:
         return gcra_params_of(
             self, rate, rate.limit if burst is None else burst, "burst", self.most_ahead_ns, params)

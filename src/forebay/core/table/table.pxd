@@ -104,9 +104,30 @@ cdef inline Events no_events() noexcept nogil:
     return Events(0, 0, 0, 0)
 
 
-# No time in a state is later than this: 73 years of segment time and as much ahead. One that is, is damage.
+# No time in a state is later than this: 73 years of segment time and as much ahead. One that is, is damage, except a
+# state of KIND_TAT in which bit TIME_BITS is the only one above PERMIT_BITS lower bits, of which one is set. That is a
+# number of permits, and no time: it never expires, and is never evicted. See algorithms/gcra.pxd.
 cdef enum:
     TIME_BITS = 62
+    PERMIT_BITS = 48
+
+
+cdef inline uint64_t most_permits() noexcept nogil:
+    return (<uint64_t>1 << PERMIT_BITS) - 1
+
+
+cdef inline bint holds_permits(uint64_t state) noexcept nogil:
+    """Whether a state of KIND_TAT is a number of permits."""
+    return state - (<uint64_t>1 << TIME_BITS) - 1 < most_permits()
+
+
+cdef inline uint64_t permits_in(uint64_t state) noexcept nogil:
+    """The number of permits that a state is; 0 if it is a time or damage."""
+    return state & most_permits() if holds_permits(state) else 0
+
+
+cdef inline uint64_t state_of_permits(uint64_t permits) noexcept nogil:
+    return <uint64_t>1 << TIME_BITS | permits
 
 
 cdef inline uint64_t table_now(const Table* table) noexcept nogil:

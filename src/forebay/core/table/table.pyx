@@ -231,13 +231,14 @@ cdef inline bint is_fresh_claim(const Table* table, uint64_t claim_id, uint64_t 
 
 
 cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) noexcept nogil:
-    """The time at which the cell may be reused: 0 if it holds nothing; the largest number for a fresh claim.
+    """The time at which the cell may be reused: 0 if it holds nothing; the largest number for a fresh claim and for
+    permits, which no key may take.
 
     A blocked cell has 0, too. Only `table.end` prevents that a key takes it.
     """
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
     if kind == FOREBAY_KIND_TAT:
-        return cell.state if cell.state >> TIME_BITS == 0 else 0
+        return cell.state if cell.state >> TIME_BITS == 0 else ~<uint64_t>0 if holds_permits(cell.state) else 0
     if kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED:
         return cell.state >> 2
     if kind == FOREBAY_KIND_CLAIM and is_fresh_claim(table, cell.state, now_ns):
@@ -273,7 +274,7 @@ cdef int choose_victim(
     first. Among the others, the candidate is the key that expires first. Use can't compare these two candidates, so the
     one that expires first is chosen. But a key that has used nothing, such as the mark of a request, goes before all.
 
-    All cells are live, claimed, or not to be used; at least one is live.
+    All cells are live, claimed, not to be used, or hold permits; at least one is live.
     """
     cdef uint64_t used, order, earliest = ~<uint64_t>0, least = ~<uint64_t>0, earliest_other = ~<uint64_t>0
     cdef int position, candidate = -1, other = -1
@@ -447,7 +448,8 @@ cdef Insertion insert(
         if (claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns) and (met or has_cell(probe, tag)):
             return AGAIN
         if claim.cell == NULL:
-            # No expiry at all: the probe set is full of other keys' claims, which last CLAIM_LIFE at the most.
+            # No expiry at all: the probe set is full of permits and of other keys' claims. The claims last CLAIM_LIFE
+            # at the most; when permits leave is not known.
             if first_expiry_ns == ~<uint64_t>0:
                 first_expiry_ns = now_ns + (<uint64_t>(CLAIM_LIFE + 1) << CLAIM_STAMP_UNIT_BITS)
             verdict.state = first_expiry_ns

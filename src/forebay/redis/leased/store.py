@@ -258,6 +258,12 @@ class LeasedBase:
             f"Store or over the {self._redis_kind} itself can. Let the key keep its state, or reset it"
         )
 
+    def _never_adds(self) -> InvalidLimiter:
+        return InvalidLimiter(
+            f"{self!r} can't have permits above its limit, as its hosts borrow from one bucket: a token bucket over a "
+            f"Store or over the {self._redis_kind} itself can"
+        )
+
     def _never_books(self) -> InvalidLimiter:
         return InvalidLimiter(
             f"{self!r} can't book ahead: wait for a permit, or reserve by a limiter over the {self._redis_kind} itself"
@@ -356,6 +362,9 @@ class LeasedLimiter(LeasedBase, Permits):
 
     def convert(self, key: Key, *arguments: Any, **options: Any) -> NoReturn:
         raise self._never_converts()
+
+    def add(self, key: Key, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._never_adds()
 
     def wait(
         self,
@@ -523,3 +532,7 @@ class AsyncLeasedLimiter(LeasedBase):
     @awaited
     async def convert(self, key: Key, *arguments: Any, **options: Any) -> NoReturn:
         raise self._never_converts()
+
+    @awaited
+    async def add(self, key: Key, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._never_adds()

@@ -1,6 +1,6 @@
 """Joins the Lua files to scripts: the shared functions, the algorithms that a call needs, and a main part.
 
-``decide.lua``, ``take_up_to.lua``, ``convert.lua``, ``concurrency_once.lua``, ``concurrency_leases.lua``,
+``decide.lua``, ``take_up_to.lua``, ``add.lua``, ``convert.lua``, ``concurrency_once.lua``, ``concurrency_leases.lua``,
 ``lease_bucket.lua``, ``lease_window.lua``, ``sync_bucket.lua``, ``sync_window.lua``, ``sync_hot.lua`` and
 ``sync_news.lua`` are main parts. ``clock.lua`` and ``common.lua`` are in each script.
 """

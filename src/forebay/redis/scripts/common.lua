@@ -14,6 +14,7 @@
 --   left(state, now, a)       the permits that are left, if `a` are the arguments of a request for one permit
 --   convert(state, now, a, keep, old, limit)      changes the state in memory from an old limit to this one. Returns
 --                             whether it does: see convert.lua
+--   add(state, now, a, permits)    changes the state in memory: the key has so many permits more
 --   amount(permits, a)        the amount that a request for so many permits adds, if that is another number
 --   give_back(key, state, now, a, is_cancelled)   takes a charge back, in Redis
 local algorithms = {}

@@ -2,7 +2,7 @@
 --
 -- KEYS: the key of the limiter's state. ARGV: what stays the same (permits, share or used); the limit before and now; for
 -- a bucket the tolerance before, and how many permits came in how much time, for others three zeros; the algorithm's
--- name; its arguments for a request of one permit; then those that only `left` and `convert` need.
+-- name; its arguments for a request of one permit.
 -- Reply: how many permits are left, and the time; -1 and 1 if the key holds a foreign value.
 local algorithm, a, now = algorithms[ARGV[7]], {}, clock()
 for i = 8, #ARGV do

@@ -1,22 +1,48 @@
--- The generic cell rate algorithm. The state is the theoretical arrival time.
+-- The generic cell rate algorithm. The state is the theoretical arrival time (TAT). Or, as a negative number, how many
+-- permits more than the burst the key has: then nothing is refilled, and the state needs no time.
 algorithms.gcra = {
-  arguments = 3, -- amount, room, due: a TAT at most so far ahead of now has no booking that is still waiting
+  -- amount, room, due, and the rate: so many permits, per so much time. Due: a TAT at most so far ahead of now has no
+  -- booking that is still waiting
+  arguments = 5,
   read = function(key)
-    return read_text(key, '^t(%d+)$', {0})
+    local value = reply_of('GET', key)
+    if value == false then
+      return {0}
+    end
+    local above = value and numbers(value, '^a(%d+)$')
+    return above and {-above[1]} or value and numbers(value, '^t(%d+)$')
   end,
   allows = function(state, now, a)
     return math.max(state[1], now) - now <= a[2]
   end,
   charge = function(state, now, a)
-    state[1] = math.max(state[1], now) + a[1]
+    if state[1] < 0 then
+      local permits, above = scaled(a[1], a[4], a[5]), -state[1]
+      state[1] = permits < above and permits - above or now + scaled_up(permits - above, a[5], a[4])
+    else
+      state[1] = math.max(state[1], now) + a[1]
+    end
   end,
   report = function(state)
     return state
   end,
-  -- Here the fourth and fifth argument are the rate: so many permits, per so much time.
   left = function(state, now, a)
     local left = a[1] + a[2] - math.max(state[1] - now, 0)
-    return left > 0 and (scaled(left, a[4], a[5])) or 0
+    return left > 0 and scaled(left, a[4], a[5]) - math.min(state[1], 0) or 0
+  end,
+  add = function(state, now, a, permits)
+    if state[1] < 0 then
+      permits = permits - state[1]
+    elseif state[1] > now then
+      -- As many permits fill the bucket; the last one perhaps in part.
+      local time = scaled(permits, a[5], a[4])
+      if state[1] - now > time then
+        state[1] = state[1] - time
+        return
+      end
+      permits = permits - scaled_up(state[1] - now, a[4], a[5])
+    end
+    state[1] = permits > 0 and -permits or now
   end,
   amount = function(permits, a)
     return scaled_up(permits, a[5], a[4])
@@ -44,10 +70,22 @@ algorithms.gcra = {
     return true
   end,
   write = function(key, state, now)
-    write_text(key, 't' .. text(state[1]), state[1], now)
+    if state[1] < 0 then
+      redis.call('SET', key, 'a' .. text(-state[1]))
+    else
+      write_text(key, 't' .. text(state[1]), state[1], now)
+    end
   end,
   give_back = function(key, state, now, a, is_cancelled)
     local amount, charged = a[1], a[2]
+    if is_cancelled and charged < 0 then
+      -- What it charged above the burst goes back there, if the key has more permits than its burst still.
+      if state[1] < 0 then
+        state[1] = math.max(state[1] - scaled(amount, a[4], a[5]), -281474976710655) -- as many as `add` gives
+        algorithms.gcra.write(key, state, now)
+      end
+      return
+    end
     if is_cancelled then
       -- Later bookings keep their times, so no request can use the cancelled one's.
       if charged ~= state[1] and state[1] - now > a[3] then
@@ -57,7 +95,7 @@ algorithms.gcra = {
       amount = math.min(amount, charged - now)
     end
     if state[1] > now and amount > 0 then
-      state[1] = state[1] - amount
+      state[1] = math.max(state[1] - amount, now)
       algorithms.gcra.write(key, state, now)
     end
   end,

@@ -1,7 +1,6 @@
 -- Charges one limiter as many permits as there are, up to a number.
 --
--- KEYS: the key of its state. ARGV: the most permits; the algorithm's name; its arguments for a request of one permit;
--- then those that only `left` and `cost` need.
+-- KEYS: the key of its state. ARGV: the most permits; the algorithm's name; its arguments for a request of one permit.
 -- Reply: the number of permits charged, and the time; -1 and 1 if the key holds a foreign value.
 local algorithm, a, now = algorithms[ARGV[2]], {}, clock()
 for i = 3, #ARGV do
