@@ -76,6 +76,7 @@ cdef enum Kind:
     CANCEL
     BATCH
     BATCHED                      # the other requests of a batch
+    ADD
     HIT_ALL
     HIT_ONCE
     HIT_ALL_ONCE

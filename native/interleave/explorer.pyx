@@ -9,6 +9,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
 
 from forebay.core.algorithms.concurrency cimport Concurrency, Lease, ends_drawn
+from forebay.core.algorithms.gcra cimport gcra_add
 from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of
 from forebay.core.all_of cimport MOST, AllOf
 from forebay.core.batch cimport Batch
@@ -19,7 +20,8 @@ from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
     ForebayCounterLine, cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
-from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line, no_events
+from forebay.core.table.native cimport ForebayLine
+from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line, no_events, table_decide, table_now
 
 import itertools
 from dataclasses import dataclass
@@ -193,6 +195,7 @@ cdef void run_operation(int index) noexcept:
     cdef Charge own_charge
     cdef Events events
     cdef CellLimiter limiter
+    cdef ForebayLine* line
     if operation.kind == OTHER:
         active.run_other(index)
         return
@@ -217,6 +220,15 @@ cdef void run_operation(int index) noexcept:
     elif operation.kind == REFUND:
         limiter.return_charge(operation.tag, &operation.charge)
         allowed = True
+    elif operation.kind == ADD:
+        # As `add_permits`.
+        events = no_events()
+        line = limiter.line_here()
+        verdict.now_ns = table_now(&limiter.table)
+        table_decide(
+            &limiter.table, operation.tag, line.number, &line.counters.claims, gcra_add, &operation.charge, &verdict,
+            &events)
+        allowed = verdict.outcome == ALLOWED
     elif operation.kind == RESERVE:
         allowed = limiter.decide_or_peek(operation.tag, &operation.charge, &verdict)
         operation.left = verdict.state if allowed else 0
@@ -411,6 +423,10 @@ cdef class Program:
 
     def refund(self, process, CellLimiter limiter, key, cost=1):
         self.add(process, REFUND, limiter, key, cost)
+
+    def top_up(self, process, CellLimiter limiter, key, permits=1):
+        """``TokenBucket.add``."""
+        self.add(process, ADD, limiter, key, 0).charge.amount = permits
 
     def peek(self, process, CellLimiter limiter, key, cost=1):
         self.add(process, PEEK, limiter, key, cost)

@@ -19,6 +19,7 @@ LOG = "src/forebay/core/algorithms/sliding_log.pyx"
 BUCKETS = "src/forebay/core/algorithms/bucketed_window.pyx"
 SLOTS = "src/forebay/core/algorithms/slots.pxd"
 GCRA = "src/forebay/core/algorithms/gcra.pxd"
+GCRA_TAKES = "src/forebay/core/algorithms/gcra.pyx"
 CONCURRENCY = "src/forebay/core/algorithms/concurrency.pyx"
 
 BUGS = [
@@ -505,6 +506,24 @@ BUGS = [
         CONCURRENCY,
         "                self.me, self.draw_end(lease.slot, end_ns))",
         "                self.me, lease.held.state if {here} else self.draw_end(lease.slot, end_ns))",
+    ),
+    Bug(
+        "permits above the burst end by an old reading",
+        GCRA_TAKES,
+        "max(now_ns, table_now(params.table))",
+        "(now_ns if {here} else max(now_ns, table_now(params.table)))",
+    ),
+    Bug(
+        "permits above the burst are evicted",
+        TABLE,
+        "~<uint64_t>0 if holds_permits(cell.state) else 0",
+        "(cell.state if {here} else ~<uint64_t>0) if holds_permits(cell.state) else 0",
+    ),
+    Bug(
+        "added permits take the place of others above the burst",
+        GCRA_TAKES,
+        "charge.amount + above_of(params, state)",
+        "charge.amount + (0 if {here} else above_of(params, state))",
     ),
     *LEASED_BUGS,
     *SYNCED_BUGS,

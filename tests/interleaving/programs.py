@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Literal
 
 from forebay.core.explorer import Done, Explored, Program
-from oracle import Bucket, Rule
+from oracle import Above, Bucket, Rule, ToppedUpBucket
 from oracle_counts import IntervalBucket, Log
 
 from forebay import AllOf, Concurrency, Store
@@ -75,6 +75,13 @@ class Scene:
         key = key or self.key
         assert self.limiter.hit(key, cost)
         self.states[key] = self.rule.charged(self.states.get(key, self.rule.fresh), self.at_ns, cost)
+        return self
+
+    def topped_up(self, permits: int) -> Scene:
+        """Add permits before the program begins."""
+        assert isinstance(self.rule, ToppedUpBucket)
+        self.limiter.add(self.key, permits)
+        self.states[self.key] = self.rule.added(self.states.get(self.key, self.rule.fresh), self.at_ns, permits)
         return self
 
     def given_back(self) -> Scene:
@@ -203,6 +210,10 @@ class Scene:
             may_be = crowded and any(self.rule.is_settled(state, now_ns) for now_ns in latest)
             if (may_be or crowded == "by claims") and done.allowed == (self.on_full == "allow"):
                 yield states
+        elif operation.kind == "top_up":
+            assert isinstance(self.rule, ToppedUpBucket)
+            for now_ns in ([done.now_ns] if done.now_ns else own) if done.done else readings:
+                yield states | {operation.key: self.rule.added(state, now_ns, operation.cost)}
         elif operation.kind == "reserve":
             yield from self.bookings(operation, done, own, states)
         elif operation.kind == "cancel":
@@ -217,7 +228,11 @@ class Scene:
                 # Killed after it had taken the other's place, and before it had one.
                 yield {operation.key: state}
         else:
-            yield from self.answers(operation, done, [done.now_ns] if done.now_ns else own, states)
+            decided = [done.now_ns] if done.now_ns else own
+            if isinstance(state, Above):
+                # A request that ends the permits above the burst reads the clock again.
+                decided = [t for t in readings if decided[0] <= t <= done.last_ns]
+            yield from self.answers(operation, done, decided, states)
 
     def answers(
         self, operation: Operation, done: Done, own: Sequence[int], states: dict[str, Any]
@@ -264,6 +279,10 @@ class Scene:
             yield from self.cancellations_of_charges(operation, own, states)
             return
         state, left = states.get(operation.key, self.rule.fresh), states.get(f"left by {operation.earlier}", 0)
+        if isinstance(state, Above) or isinstance(left, Above):
+            both = isinstance(state, Above) and isinstance(left, Above)
+            yield states | {operation.key: self.rule.cancelled(state, 0, operation.cost)} if both else states
+            return
         for now_ns in own:
             behind = left != state and state - now_ns > self.rule.tolerance_ns
             if left <= now_ns or behind:
@@ -297,7 +316,7 @@ class Scene:
     def matches(self, states: dict[str, Any], finals: Sequence[int], final_ns: int) -> bool:
         for key, final in zip(self.looked_at, finals, strict=True):
             state = states.get(key, self.rule.fresh)
-            most = max((n for n in range(self.rule.most + 1) if self.rule.allows(state, final_ns, n)), default=0)
+            most = self.rule.remaining(state, final_ns)
             if final > most or (final < most and self.exact_finals):
                 return False
         return True

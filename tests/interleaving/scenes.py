@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leased_programs import LeasedScene
-from oracle import Bucket, InitialBucket
+from oracle import Above, Bucket, InitialBucket, ToppedUpBucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
 from oracle_counts import SlidingWindow as Sliding
@@ -43,6 +43,41 @@ class Explorable:
 
 def token_bucket(burst: int, **options: Any) -> Scene:
     return Scene(lambda s: forebay.TokenBucket(s, "limit", "1/second", burst=burst), Bucket(1, NS, burst), **options)
+
+
+@dataclass(frozen=True)
+class DatedAbove(Above):
+    since_ns: int
+
+
+class DatedTopUps(ToppedUpBucket):
+    """The rule with the time of the latest change, which the code does without: no charge is dated before it."""
+
+    def dated(self, state: Any, now_ns: int) -> Any:
+        return DatedAbove(state.permits, now_ns) if isinstance(state, Above) else state
+
+    def charged(self, state: Any, now_ns: int, cost: int) -> Any:
+        now_ns = max(now_ns, getattr(state, "since_ns", 0))
+        return self.dated(super().charged(state, now_ns, cost), now_ns)
+
+    def cancelled(self, state: Any, now_ns: int, cost: int) -> Any:
+        return self.dated(super().cancelled(state, now_ns, cost), max(now_ns, getattr(state, "since_ns", 0)))
+
+    def added(self, state: Any, now_ns: int, permits: int) -> Any:
+        now_ns = max(now_ns, getattr(state, "since_ns", 0))
+        return self.dated(super().added(state, now_ns, permits), now_ns)
+
+
+def topped_up(burst: int, **options: Any) -> Scene:
+    return Scene(
+        lambda s: forebay.TokenBucket(s, "limit", "1/second", burst=burst), DatedTopUps(1, NS, burst), **options
+    )
+
+
+def permits_stay() -> Scene:
+    """One cell: another key comes, and has no room as long as the first has more permits than its burst."""
+    scene = topped_up(1, usable=1, on_full="evict", crowded="another").topped_up(2)
+    return scene.hits_of_another(0).hits(1).add(2, "top_up")
 
 
 def initial_bucket(burst: int, initial: int, **options: Any) -> Scene:
@@ -333,6 +368,26 @@ def removal_by_two() -> Scene:
 
 
 SCENES |= {
+    "token bucket: permits are added": Explorable(
+        lambda: topped_up(2).before().hits(0, cost=2).hits(1).add(2, "top_up", 2),
+        {**SECOND, "crashes": 1},
+        {"crashes": 2},
+    ),
+    "token bucket: permits above the burst are spent": Explorable(
+        lambda: topped_up(2).topped_up(2).hits(0, cost=2).hits(1, 0), {**SECOND, "crashes": 1}, {"crashes": 2}
+    ),
+    "token bucket: permits above the burst are given back": Explorable(
+        lambda: topped_up(2).topped_up(2).reserves(0, 0, cancels=True).hits(1).add(2, "refund"), SECOND, {"crashes": 1}
+    ),
+    "token bucket: permits are added on weaker memory": Explorable(
+        lambda: topped_up(1).topped_up(1).hits(0).add(1, "top_up").hits(2),
+        {"crashes": 1, "stale_reads": 2},
+        {"stale_reads": 3},
+    ),
+    "insertion by two that add permits": Explorable(
+        lambda: topped_up(1).add(0, "top_up").add(1, "top_up", 2), {"crashes": 1}, {"crashes": 2}
+    ),
+    "permits above the burst are not evicted": Explorable(permits_stay, {"crashes": 1}, {"crashes": 2}),
     "token bucket with initial permits: hits": Explorable(
         lambda: initial_bucket(3, 2).hits(0, 1), {**SECOND, "crashes": 1}, {"crashes": 2}
     ),

@@ -97,6 +97,9 @@ FOUND_BY = {
     "a lease by an id ends with that of the earlier request": (
         "permits by id: their lease ends, another request comes"
     ),
+    "permits above the burst end by an old reading": "token bucket: permits above the burst are spent",
+    "permits above the burst are evicted": "permits above the burst are not evicted",
+    "added permits take the place of others above the burst": "insertion by two that add permits",
     **LEASED_FOUND_BY,
     **SYNCED_FOUND_BY,
 }

@@ -22,6 +22,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allow_many": (["key"],),
     "take_up_to": ("key", 1),
     "convert": ("key", "50/hour"),
+    "add": ("key", 1),
     "charge": ("key", 1),
     **dict.fromkeys(("close", "release", "renew", "cancel"), ()),
 }

@@ -415,6 +415,54 @@ def test_leased_limiter_refuses_to_convert(redis_store: RedisStore) -> None:
             limiter.convert("ada", "9/minute", keep="share")
 
 
+def test_leased_limiter_refuses_to_add(redis_store: RedisStore) -> None:
+    with Store.private(keys=10) as host, LeasedStore(redis_store, host) as leased:
+        limiter: Any = TokenBucket(leased, "c", "5/minute")
+        with pytest.raises(InvalidLimiter, match="can't have permits above its limit.*the RedisStore itself can"):
+            limiter.add("ada", 5)
+
+
+def test_only_a_token_bucket_adds(redis_store: RedisStore) -> None:
+    for kind, make in EVERY_KIND.items():
+        limiter = make(redis_store, kind)
+        if kind not in ("token bucket", "bucket"):
+            with pytest.raises((InvalidLimiter, AttributeError)):
+                limiter.add("ada", 1)
+
+
+def test_key_above_its_burst_has_no_ttl(redis_store: RedisStore, client: redis.Redis) -> None:
+    bucket = TokenBucket(redis_store, "api", "5/minute")
+    assert bucket.add("ada", 3) == 8
+    (name,) = client.keys()
+    assert (client.get(name), client.ttl(name)) == (b"a3", -1)
+    bucket.hit("ada", 2)
+    assert (client.get(name), client.ttl(name)) == (b"a1", -1)
+    bucket.hit("ada", 2)
+    assert client.pttl(name) > 0
+    assert bucket.add("ada", 3) == 7
+    assert (client.get(name), client.ttl(name)) == (b"a2", -1)
+    bucket.hit("ada", 2)
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize("value", ["a", "a-1", "a1.5", "a99999999999999999999", "b1", "t1a"])
+def test_foreign_number_of_permits_is_an_error(redis_store: RedisStore, client: redis.Redis, value: str) -> None:
+    bucket = TokenBucket(redis_store, "api", "5/minute")
+    bucket.add("ada", 3)
+    (name,) = client.keys()
+    client.set(name, value)
+    for ask in (bucket.hit, lambda key: bucket.add(key, 1)):
+        with pytest.raises(ForeignState):
+            ask("ada")
+
+
+def test_added_permits_while_redis_is_away(redis_store: RedisStore) -> None:
+    with Store.private(keys=10) as host:
+        nowhere = RedisStore("redis://127.0.0.1:1", when_unavailable="local", host=host, hosts=2)
+        with nowhere, pytest.raises(StoreUnavailable):
+            TokenBucket(nowhere, "api", "5/minute").add("ada", 5)
+
+
 @every_kind
 def test_flushed_scripts_are_loaded_again(
     make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis

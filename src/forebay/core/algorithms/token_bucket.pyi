@@ -69,7 +69,20 @@ class TokenBucket(GcraLimiter):
     def initial(self) -> int | None: ...
     @property
     def start(self) -> datetime | None: ...
-    def add(self, key: Key, permits: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int: ...
+    def add(self, key: Key, permits: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int:
+        """Give `key` so many permits more, also above the burst. Returns how many it then has.
+
+        As long as a key has more permits than the burst, none are refilled, and the store never evicts the key: its
+        cell is free again when the key has used them or is ``reset``. ``refund`` never fills a bucket above its burst.
+        One request still costs at most the burst. `rate` and `burst` are those of ``hit``. Permits above the burst are
+        a number of permits: at any rate, a request takes as many as it costs. Parts of a permit are rounded against the
+        key, when it comes to be above the burst.
+
+        Raises ``InvalidCost`` if `permits` is no whole number of at least 0, or if the key would have more than
+        281,474,976,710,655 above the burst; ``StoreFull`` if there is no room for a new key; and what ``peek`` raises.
+        Then nothing was added. Only over a ``Store`` or Redis, and with continuous refill that starts full. O(1), one
+        CAS: a process that is killed has added all or nothing, and permits that several add at once are all there.
+        """
     def convert(
         self,
         key: Key,
@@ -88,8 +101,8 @@ class TokenBucket(GcraLimiter):
         `keep` is what stays the same: ``"permits"``, the number that remain, at most the new burst; ``"share"``, their
         share of the burst; ``"used"``, the number that are missing. Parts of a permit are rounded against the key, and
         bookings stay booked. Cancel a booking before: afterwards, ``cancel`` gives back the time that its permits took
-        by the old rate. A key whose bucket is full is as a new one: it has the new burst. To give a key a full bucket,
-        ``reset`` it.
+        by the old rate. A key whose bucket is full is as a new one: it has the new burst, and permits above the old one
+        are above the new one. To give a key a full bucket, ``reset`` it.
 
         Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
         the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
