@@ -418,7 +418,7 @@ def test_leased_limiter_refuses_to_convert(redis_store: RedisStore) -> None:
 def test_leased_limiter_refuses_to_add(redis_store: RedisStore) -> None:
     with Store.private(keys=10) as host, LeasedStore(redis_store, host) as leased:
         limiter: Any = TokenBucket(leased, "c", "5/minute")
-        with pytest.raises(InvalidLimiter, match="can't have permits above its limit.*the RedisStore itself can"):
+        with pytest.raises(InvalidLimiter, match=r"can't have permits above its limit.*the RedisStore itself can"):
             limiter.add("ada", 5)
 
 

@@ -133,6 +133,7 @@ def test_a_refused_call_changes_nothing(host: Host) -> None:
         (lambda: limiter.allow_many(["k", "k"], [1, 11]), CostExceedsLimit),
         (lambda: limiter.hit("k", burst=5), InvalidLimiter),
         (lambda: limiter.reserve(None), InvalidKey),
+        (lambda: limiter.add("k", 1), InvalidLimiter),
     ):
         with pytest.raises(error):
             wrong()

@@ -110,6 +110,7 @@ WITH_TIERS = COMMON | {
 
 
 ADDING = WITH_TIERS | {"add": "(key, permits, *, rate=None, burst=None)"}
+METHODS = {"AllOf": SEVERAL, "Concurrency": HELD, "TokenBucket": ADDING}
 
 
 def shown(function: Any) -> str:
@@ -122,7 +123,7 @@ def shown(function: Any) -> str:
 @pytest.mark.parametrize("name", LIMITERS)
 def test_limiter_methods_have_their_signatures(store: Store, name: str) -> None:
     limiter = LIMITERS[name](store)
-    for method, signature in {"AllOf": SEVERAL, "Concurrency": HELD, "TokenBucket": ADDING}.get(name, WITH_TIERS).items():
+    for method, signature in METHODS.get(name, WITH_TIERS).items():
         bound = getattr(limiter, method)
         assert shown(bound) == signature
         assert inspect.getdoc(bound), method

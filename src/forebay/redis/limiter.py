@@ -304,9 +304,7 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         return self._executor.run_command(self.commands.convert(key, old_rate, old_burst, rate, burst, keep))
 
     @operation
-    def add(
-        self, key: Key, permits: int, *, rate: str | Rate | None = None, burst: int | None = None
-    ) -> Pending[int]:
+    def add(self, key: Key, permits: int, *, rate: str | Rate | None = None, burst: int | None = None) -> Pending[int]:
         """Give `key` so many permits more, and return how many it then has. See ``TokenBucket.add``.
 
         Raises ``StoreUnavailable`` while Redis is unavailable. The permits may have been added then, if only the reply
