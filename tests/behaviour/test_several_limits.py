@@ -13,7 +13,7 @@ from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from limiter_cases import MEMORY, OF_ONE_HOST, REDIS, SYNCED, Measure, cases_of
-from oracle import AllOfOracle, Answer
+from oracle import AllOfOracle, Answer, ToppedUpBucket
 from oracle_counts import Held
 from oracle_machine import KEYS, answer_in, keys
 from places import Place, opened
@@ -123,7 +123,17 @@ class SeveralAndOracles(RuleBasedStateMachine):
                 if isinstance(its_rule, Held):
                     one.states[key] = its_rule.released(one.states.get(key, its_rule.fresh), self.now, cost)
                 else:
-                    one.refund(its_rule, key, cost, self.now)
+                    one.cancel(its_rule, key, cost, self.now)
+
+    @rule(key=keys, permits=st.integers(1, 3) | magnitudes(1, 2**40), data=st.data())
+    def add(self, key: Any, permits: int, data: st.DataObject) -> None:
+        limiter, (name, its_rule) = data.draw(
+            st.sampled_from(list(zip(self.limiters, self.oracle.rules.items(), strict=True)))
+        )
+        if isinstance(its_rule, ToppedUpBucket):
+            states = self.oracle.oracles[name].states
+            states[key] = its_rule.added(states.get(key, its_rule.fresh), self.now, permits)
+            limiter.add(key, permits)
 
     @rule(data=st.data())
     def refund(self, data: st.DataObject) -> None:

@@ -263,6 +263,8 @@ class Session:
                 limiter.allow_many(keys, [self.cost() for _ in keys] if given.number(2) else None)
             case 5:
                 limiter.refund(self.key(), self.cost())
+            case 6 if isinstance(limiter, TokenBucket) and given.number(2):
+                assert limiter.add(self.key(), self.cost()) >= 0
             case 6:
                 limiter.reset(self.key())
             case 7:

@@ -203,6 +203,26 @@ def test_a_rate_judges_one_request(api_store: Store) -> None:
         assert status_of(lambda: thread.decide(b"k", 501, rate=small)) == c_api.COST_EXCEEDS_LIMIT
 
 
+def test_a_native_thread_spends_permits_above_the_burst(api_store: Store, clock: ManualClock) -> None:
+    limiter = TokenBucket(api_store, "api", "100/hour", burst=10)
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        tier = handle.rate(1000, 3600 * NS, 50)
+        limiter.add("k", 20)
+        assert numbers(thread.peek(b"k")) == numbers_of(limiter.peek("k"))
+        assert thread.decide(b"k", 7).remaining == 23
+        assert thread.decide(b"k", 8, rate=tier).remaining == 55
+        booked = thread.decide(b"k", 2, flags=c_api.BOOK, max_delay_ns=NS)
+        assert (booked.delay_ns, booked.remaining) == (0, 13)
+        thread.refund(b"k", 2)
+        assert limiter.peek("k").remaining == 13
+        thread.refund(b"k", 2, booked.charge)
+        assert limiter.peek("k").remaining == 15
+        assert numbers(thread.decide(b"k", 6)) == numbers_of(limiter.peek("k", 0))
+        thread.reset(b"k")
+        assert limiter.peek("k").remaining == 10
+
+
 def test_a_window_takes_rates_of_its_period_only(api_store: Store) -> None:
     with Handle(FixedWindow(api_store, "api", "100/hour")) as handle:
         assert handle.attach().decide(b"k", 40, rate=handle.rate(50, 3600 * NS)).remaining == 10
