@@ -344,7 +344,7 @@ cdef class Permits(Limiter):
         decision.allowed = allowed
         decision.limiter = self.name
         decision.limit = self.limit_permits
-        decision.outlook.available = left
+        decision.outlook.available = min(left, self.limit_permits)
         decision.outlook.retry_after_ns = retry_ns
         decision.outlook.reset_after_ns = rest_ns + self.reset_ns
         return decision
