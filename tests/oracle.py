@@ -145,7 +145,8 @@ class Oracle(Generic[State]):
             self.states[key] = rule.refunded(self.states[key], now_ns, min(cost, rule.most))
 
     def cancel(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> None:
-        self.states[key] = rule.cancelled(self.states[key], now_ns, cost)
+        if key in self.states:
+            self.states[key] = rule.cancelled(self.states[key], now_ns, cost)
 
     def reset(self, rule: Rule[State], key: Hashable, now_ns: int) -> None:
         if key in self.states:

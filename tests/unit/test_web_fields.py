@@ -72,6 +72,16 @@ def test_both_fields_have_an_item_for_every_limit(site: MakeSite, store: Store) 
     assert all(item["t"] > 0 for item in members.values())
 
 
+def test_more_than_the_burst_remains_if_permits_were_added(site: MakeSite, store: Store) -> None:
+    bucket = TokenBucket(store, "x", "5/minute")
+    bucket.add(CLIENT, 20)
+    answer = site([Rule(bucket)]).request()
+    assert items(answer, "ratelimit-policy") == [("x", {"q": 5, "w": 60})]
+    assert items(answer, "ratelimit") == [("x", {"r": 24})]
+    older = site([Rule(bucket)], headers="draft-06").request()
+    assert (older["ratelimit-remaining"], older["ratelimit-reset"]) == ("23", "0")
+
+
 def test_denied_request_has_the_same_policies(site: MakeSite, store: Store) -> None:
     limited = site([Rule(FixedWindow(store, "a", "1/minute")), Rule(FixedWindow(store, "b", "9/minute"))])
     allowed, denied = limited.request(), limited.request()
