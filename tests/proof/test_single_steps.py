@@ -204,6 +204,7 @@ COMMON: Final = [
     Case("batch", lambda limiter, key: limiter.allow_many([key, ("other", key), key]), left(2, 1, 0), charge(1)),
     Case("reset", lambda limiter, key: limiter.reset(key), left(1, 2, 3), charge(2), gives=LIMIT),
 ]
+ADDITION: Final = Case("addition", lambda limiter, key: limiter.add(key, 2), left(0, 2), charge(3), gives=2)
 CROSSING: Final = Case("new window", lambda limiter, key: limiter.allow(key), left(3, 2), charge(2, PERIOD_S))
 EVICTION: Final = Case("eviction", lambda limiter, key: limiter.allow(key), left(3, 2), others)
 # The evicted key's permits count until they are cleared.
@@ -226,7 +227,7 @@ def make_filler(store: Store) -> TokenBucket:
 
 
 LIMITERS: Final[dict[str, tuple[Callable[[Store], Any], list[Case]]]] = {
-    "token bucket": (lambda store: TokenBucket(store, "it", RATE, LIMIT), [*COMMON, CROSSING, FULL_TABLE]),
+    "token bucket": (lambda store: TokenBucket(store, "it", RATE, LIMIT), [*COMMON, ADDITION, CROSSING, FULL_TABLE]),
     "interval bucket": (
         lambda store: TokenBucket(store, "it", RATE, LIMIT, refill="interval"),
         [*COMMON, CROSSING, FULL_TABLE],
