@@ -133,11 +133,16 @@ def test_a_refused_call_changes_nothing(host: Host) -> None:
         (lambda: limiter.allow_many(["k", "k"], [1, 11]), CostExceedsLimit),
         (lambda: limiter.hit("k", burst=5), InvalidLimiter),
         (lambda: limiter.reserve(None), InvalidKey),
-        (lambda: limiter.add("k", 1), InvalidLimiter),
     ):
         with pytest.raises(error):
             wrong()
     assert limiter.peek("k").remaining == 10
+
+
+@pytest.mark.parametrize("host", ["bucket"], indirect=True)
+def test_a_bucket_refuses_permits_above_its_burst(host: Host) -> None:
+    with pytest.raises(InvalidLimiter, match="a token bucket over a Store or a RedisStore can"):
+        host.limiter.add("k", 1)
 
 
 @pytest.mark.parametrize("key", ["k", "ключ", b"k", 7, ("k", 7)])
