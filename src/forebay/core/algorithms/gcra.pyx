@@ -60,7 +60,7 @@ cdef inline uint64_t above_of(const LimitParams* params, uint64_t state) noexcep
     return permits_in(state) if params.may_exceed else 0
 
 
-cdef bint gcra_take_above(uint64_t state, uint64_t now_ns, const Charge* charge, Next* next) noexcept nogil:
+cdef bint take_above(uint64_t state, uint64_t now_ns, const Charge* charge, Next* next) noexcept nogil:
     cdef const LimitParams* params = charge.params
     cdef uint64_t above = above_of(params, state)
     cdef uint64_t permits
@@ -73,6 +73,9 @@ cdef bint gcra_take_above(uint64_t state, uint64_t now_ns, const Charge* charge,
             next.state = max(now_ns, table_now(params.table)) + multiply_divide_up(
                 permits - above, params.period_ns, params.rate_limit)
     return True
+
+
+gcra_take_above = take_above
 
 
 cdef bint gcra_give_back_above(uint64_t state, const Charge* charge, Next* next) noexcept nogil:
