@@ -39,8 +39,8 @@ from forebay.core.table.native cimport ForebayCell
 from forebay.core.table.table cimport TIME_BITS, Next, Verdict
 
 
-# Decide by a state that is no time: permits above the burst, or what no limiter can have written. Allows. A variable, as
-# the compiler would put the function in the place of its rare call, which costs each decision fourteen instructions.
+# Decide by a state that is no time: permits above the burst, or what no limiter can have written. Allows. A variable:
+# the compiler would put the function in the place of its rare call, which cost each decision fourteen instructions.
 ctypedef bint (*TakeAbove)(uint64_t state, uint64_t now_ns, const Charge* charge, Next* next) noexcept nogil
 cdef TakeAbove gcra_take_above
 
