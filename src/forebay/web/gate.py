@@ -12,6 +12,7 @@ from forebay.seldom import Seldom
 from forebay.web.addresses import AddressList
 from forebay.web.answers import answer_to
 from forebay.web.ban_plan import BanPlan
+from forebay.web.charging_once import check_together
 from forebay.web.client import PEERS, client_address
 from forebay.web.denials import by_list, log, log_denial
 from forebay.web.fastpath import Passage
@@ -26,7 +27,7 @@ from forebay.web.shadow import ShadowedPlan
 from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
-__all__ = ["Gate", "Passage"]
+__all__ = ["Gate", "Passage", "listed"]
 
 MOST_REMEMBERED: Final = 4096
 LONGEST_REMEMBERED: Final = 200
@@ -78,7 +79,7 @@ class Gate:
         encoded: bool = False,
         in_loop: bool | None = None,
     ) -> None:
-        self.given = _listed(rules)
+        self.given = listed(rules)
         """As they were given."""
         self.rules = with_tiers(self._given)
         """With a rule for each tier."""
@@ -92,12 +93,14 @@ class Gate:
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
         check_event_loop(self._given, in_loop, self.client)
         _check_stores(self.rules)
+        check_together(self.rules)
         for rule in self.rules:
             if isinstance(rule.exempt, AddressList):
                 client_address(rule.key, self.client)
         self._denied_client = client_address(None, self.client) if self._denies else PEERS
         """The client for each ``Deny``."""
         self._on_denied = checked_on_denied(on_denied)
+        self._secret = _partition_secret(self.rules) if partition_keys else b""
         if not is_enabled(enabled):
             self.given = self.rules = self.body_limits = self._denies = ()
         self.is_awaited = has_to_be_awaited(self.client) or any(
@@ -107,7 +110,6 @@ class Gate:
         self._styles = checked_styles(headers)
         self._when_unavailable = checked_when_unavailable(when_unavailable)
         self._encoded = encoded
-        self._secret = _partition_secret(self.rules) if partition_keys else b""
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone([*native, *[ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]])
         for rule in self.rules:
@@ -271,7 +273,7 @@ def _tell_of_no_spacing(limiter: Any) -> None:
         )
 
 
-def _listed(rules: Any) -> tuple[Rule | Deny | BodyLimit, ...]:
+def listed(rules: Any) -> tuple[Rule | Deny | BodyLimit, ...]:
     """Raises ``InvalidLimiter`` for anything but ``Rule``, ``Deny`` and ``BodyLimit``."""
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.

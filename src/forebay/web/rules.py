@@ -32,6 +32,7 @@ from forebay.web.functions import (
 from forebay.web.keys import everyone
 from forebay.web.patterns import TOKEN, RequestPattern
 from forebay.web.request import KeyFunction, Request
+from forebay.web.request_ids import RequestId, check_request_id
 from forebay.web.turns import HeldBack
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Rule:
       ``AddressList``: the rule does not apply to clients in it. Their address is that of `key`, if it is a
       ``ClientAddress``, or else that of the gate's `client`; a client without a known address isn't exempt.
     * `ban`: a ``Ban``, by which a key with too many denials is denied for a while.
+    * `request_id`: a ``RequestId``, by which a client's retry of a request isn't charged again. Without one, each
+      attempt is charged.
     * `charge_on`: statuses of responses that stay charged, as in ``{401, 403}`` for failed logins or
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Other responses get
       their permits back. The permits are taken before the handler runs, so concurrent guesses can't exceed the limit. A
@@ -181,6 +184,7 @@ class Rule:
     most_delayed: int | None = None
     exempt: AddressList | Callable[[Request], bool | Awaitable[bool]] | None = None
     ban: Ban | None = None
+    request_id: RequestId | None = None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
@@ -229,6 +233,8 @@ class Rule:
             check_statuses("charge_on", self.charge_on)
         if self.charge_on is not None and self.is_held:
             raise InvalidLimiter(f"{self.limiter!r} gets every permit back: charge_on has no effect on it")
+        if self.request_id is not None:
+            check_request_id(self)
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
         object.__setattr__(self, "delay_ns", self._checked_delay_ns())
         object.__setattr__(self, "held_back", HeldBack(self.most_delayed))
