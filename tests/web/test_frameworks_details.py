@@ -576,8 +576,12 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
     app = web.Application()
     app.router.add_get("/", forebay.contrib.aiohttp.limited(its.two, key=everyone)(handler))
     assert call_aiohttp(app, 1)[0][0] == 500
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_aiohttp_refuses_body_limits(enabled: bool) -> None:
     with pytest.raises(InvalidLimiter, match=r"comes too late here: say web.Application\(client_max_size=...\)"):
-        forebay.contrib.aiohttp.setup(app, [BodyLimit(10)])
+        forebay.contrib.aiohttp.setup(web.Application(), [BodyLimit(10)], enabled=enabled)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -670,8 +674,9 @@ def test_django_refuses_invalid_settings(configure: DjangoSettings, value: Any, 
         in_django.LimitsMiddleware(lambda request: HttpResponse())
 
 
-def test_django_refuses_body_limits(configure: DjangoSettings) -> None:
-    configure({"RULES": [BodyLimit(10)]})
+@pytest.mark.parametrize("enabled", [True, False])
+def test_django_refuses_body_limits(configure: DjangoSettings, enabled: bool) -> None:
+    configure({"RULES": [BodyLimit(10)], "ENABLED": enabled})
     with pytest.raises(InvalidLimiter, match=r"comes too late here: put WSGIMiddleware or ASGIMiddleware .* wsgi.py"):
         in_django.LimitsMiddleware(lambda request: HttpResponse())
 

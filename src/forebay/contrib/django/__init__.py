@@ -24,21 +24,23 @@ with Needs("django", __name__):
 with Needs("django", __name__):
     from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
+from forebay.contrib.endpoints import Endpoint, endpoint_of
 from forebay.contrib.views import (
     AppGates,
     AsyncVisit,
+    Limit,
     NotInstalled,
     RuleOptions,
     Rules,
     Visit,
+    check_loop_of,
     remember_rules,
     rules_of,
     unstacked,
     without_body_limits,
 )
-from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import DISCONNECTED, Answer, Gate, Rule
+from forebay.web import DISCONNECTED, Answer, Gate
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
 from forebay.web.rules import check_event_loop, outcome
@@ -166,9 +168,9 @@ def make_gates() -> AppGates:
         "on_denied": setting("ON_DENIED"),
         "when_unavailable": setting("WHEN_UNAVAILABLE"),
     }
-    gate = Gate(setting("RULES"), **options)
     remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
-    return AppGates(without_body_limits(gate, remedy), **options)
+    gate = Gate(without_body_limits(setting("RULES"), remedy), **options)
+    return AppGates(gate, _endpoint, setting("STORE"), **options)
 
 
 _gates = cache(make_gates)
@@ -240,18 +242,20 @@ class LimitsMiddleware:
         return response
 
 
-def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
+def limited(*limits: Limit, name: str | None = None, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
     """A decorator for views, sync and async; the options are those of ``Rule``.
 
-    Several limiters, and decorators directly above each other, are charged as one, all or none. Needs the middleware.
+    A limit is a limiter, a ``Rule``, a ``Deny``, or text such as ``"5/minute; 100/hour"``: token buckets of this view,
+    or of `name`, in ``FOREBAY["STORE"]``. Several limits, and decorators directly above each other, are charged as one,
+    all or none. Needs the middleware.
     For a class: ``limited(...)(TheView.as_view())``, or ``method_decorator(limited(...), "dispatch")``.
     """
-    rules = rules_of(limits, options)
+    rules = rules_of(limits, options, name)
 
     def decorate(view: View) -> View:
         _check_view(view, "limited(...)")
         inner, all_rules = unstacked(view, rules)
-        check_event_loop(rules, iscoroutinefunction(inner))
+        check_loop_of(rules, iscoroutinefunction(inner))
         decide_first: Callable[..., Any]
         if iscoroutinefunction(inner):
 
@@ -320,11 +324,19 @@ def _visit_of(request: HttpRequest) -> Visit:
 
 
 def _decide(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
-    return _response(_gates().decide(request, visit, rules))
+    return _response(_gates().decide(request, visit, rules, request.django))
 
 
 def _decide_exempt(request: HttpRequest, visit: Visit) -> HttpResponseBase | None:
     return _response(_gates().decide_exempt(DjangoRequest(request), visit))
+
+
+def _endpoint(request: HttpRequest) -> Endpoint:
+    """The view of a request. A decorator of a method doesn't know it: it decorates the method anew for each request."""
+    match = request.resolver_match
+    if match is None:
+        raise InvalidLimiter("a limit as text is of a view that Django has found by a request's path")
+    return endpoint_of(match.func)
 
 
 def _response(answer: Answer | None) -> HttpResponseBase | None:
@@ -336,11 +348,11 @@ def _response(answer: Answer | None) -> HttpResponseBase | None:
 async def _decide_async(request: HttpRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
     async_request = _AsyncRequest(request)
     try:
-        return _response(await _gates().decide_async(async_request, visit, rules))
+        return _response(await _gates().decide_async(async_request, visit, rules, request))
     except _UserUnknown:
         # Nothing has been taken, or all of it was released.
         await async_request.fetch_user()
-        return _response(await _gates().decide_async(async_request, visit, rules))
+        return _response(await _gates().decide_async(async_request, visit, rules, request))
 
 
 def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> None:
