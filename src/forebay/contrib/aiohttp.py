@@ -137,8 +137,8 @@ def middleware(
 
     By itself it comes too late for the fields of a response that its handler starts to send, such as a WebSocket's.
     """
-    without = without_body_limits(rules, "say web.Application(client_max_size=...)")
-    gates = AppGates(Gate(without, **options, in_loop=True), _endpoint, store, **options, in_loop=True)
+    gate = without_body_limits(Gate(rules, **options, in_loop=True), "say web.Application(client_max_size=...)")
+    gates = AppGates(gate, _endpoint, store, **options, in_loop=True)
 
     @web.middleware
     async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:

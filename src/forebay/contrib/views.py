@@ -24,9 +24,8 @@ from forebay.contrib.endpoints import (
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration
-from forebay.web import AddressList, Answer, Ban, BodyLimit, ClientAddress, Denial, Deny, Gate, Passage, Request, Rule
+from forebay.web import AddressList, Answer, Ban, ClientAddress, Denial, Deny, Gate, Passage, Request, Rule
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
-from forebay.web.gate import listed
 from forebay.web.request import KeyFunction
 from forebay.web.request_ids import RequestId
 from forebay.web.rules import check_event_loop
@@ -242,14 +241,10 @@ def check_loop_of(rules: Rules, in_loop: bool) -> None:
     check_event_loop([rule for rule in known if isinstance(rule, Rule)], in_loop)
 
 
-def without_body_limits(rules: Iterable[Rule | Deny | BodyLimit], remedy: str) -> tuple[Rule | Deny, ...]:
-    """The rules of an application, also if limits are switched off. Raises ``InvalidLimiter``."""
-    without: list[Rule | Deny] = []
-    for rule in listed(rules):
-        if isinstance(rule, BodyLimit):
-            raise InvalidLimiter(f"{short_repr(rule)} comes too late here: {remedy}")
-        without.append(rule)
-    return tuple(without)
+def without_body_limits(gate: Gate, remedy: str) -> Gate:
+    if gate.given_body_limits:
+        raise InvalidLimiter(f"{short_repr(gate.given_body_limits[0])} comes too late here: {remedy}")
+    return gate
 
 
 _stacked: Final[dict[tuple[int, int], tuple[Rules, Rules, Rules]]] = {}

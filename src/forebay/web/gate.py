@@ -27,7 +27,7 @@ from forebay.web.shadow import ShadowedPlan
 from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
-__all__ = ["Gate", "Passage", "listed"]
+__all__ = ["Gate", "Passage"]
 
 MOST_REMEMBERED: Final = 4096
 LONGEST_REMEMBERED: Final = 200
@@ -79,11 +79,13 @@ class Gate:
         encoded: bool = False,
         in_loop: bool | None = None,
     ) -> None:
-        self.given = listed(rules)
+        self.given = _listed(rules)
         """As they were given."""
         self.rules = with_tiers(self._given)
         """With a rule for each tier."""
         self.body_limits = tuple(limit for limit in self.given if isinstance(limit, BodyLimit))
+        self.given_body_limits = self.body_limits
+        """Also if limits are switched off."""
         self._denies = tuple(deny for deny in self.given if isinstance(deny, Deny))
         self.client = PEERS if client is None else client
         if client is not None:
@@ -273,7 +275,7 @@ def _tell_of_no_spacing(limiter: Any) -> None:
         )
 
 
-def listed(rules: Any) -> tuple[Rule | Deny | BodyLimit, ...]:
+def _listed(rules: Any) -> tuple[Rule | Deny | BodyLimit, ...]:
     """Raises ``InvalidLimiter`` for anything but ``Rule``, ``Deny`` and ``BodyLimit``."""
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.

@@ -168,9 +168,9 @@ def make_gates() -> AppGates:
         "on_denied": setting("ON_DENIED"),
         "when_unavailable": setting("WHEN_UNAVAILABLE"),
     }
+    gate = Gate(setting("RULES"), **options)
     remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
-    gate = Gate(without_body_limits(setting("RULES"), remedy), **options)
-    return AppGates(gate, _endpoint, setting("STORE"), **options)
+    return AppGates(without_body_limits(gate, remedy), _endpoint, setting("STORE"), **options)
 
 
 _gates = cache(make_gates)
