@@ -16,7 +16,7 @@ ALGORITHMS = (
     "token-bucket"
 )
 RULE_WORDS = (
-    "allowed: address, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, key, limits, "
+    "allowed: address, ban, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, key, limits, "
     "methods, most_delayed, name, overrides, path, response, shadow, tier"
 )
 DURATIONS = (
@@ -52,8 +52,8 @@ def override(body: str) -> str:
         (LIMITS + '[rules]\nname = "a"\n', "5:1: rules is a list of rules, not a table"),
         (
             "stores = 5\n" + FILE,
-            "1:1: 'stores' is no word of the file: did you mean 'store'? allowed: client, limits, rules, store, tiers, "
-            "version",
+            "1:1: 'stores' is no word of the file: did you mean 'store'? allowed: bans, client, deny, "
+            "limits, rules, store, tiers, version",
         ),
         ("store = 5\n" + FILE, '1:9: store is a URL such as "shm:///shop?keys=1000000", not 5'),
         # Limits

@@ -99,8 +99,9 @@ class Gate:
         for rule in self.rules:
             if isinstance(rule.exempt, AddressList):
                 client_address(rule.key, self.client)
-        self._denied_client = client_address(None, self.client) if self._denies else PEERS
-        """The client for each ``Deny``."""
+        takes_client = any(deny.client is None for deny in self._denies)
+        self._denied_client = client_address(None, self.client) if takes_client else PEERS
+        """The client for each ``Deny`` without its own."""
         self._on_denied = checked_on_denied(on_denied)
         self._secret = _partition_secret(self.rules) if partition_keys else b""
         if not is_enabled(enabled):
@@ -118,7 +119,7 @@ class Gate:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
         keys = [rule.key or self.client for rule in self.rules]
-        warn_if_clients_have_no_address([*keys, self.client] if self._denies else keys)
+        warn_if_clients_have_no_address([*keys, *[deny.client or self.client for deny in self._denies]])
         self._always, self._conditional = self._choices()
         self._patterns = PatternSet(rule.where for rule, _, _ in self._conditional)
         self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Choice]] = {}
@@ -129,6 +130,7 @@ class Gate:
             if has_to_be_awaited(function)
         ]
         self._unseen = UnseenPaths("rule", self.rules)
+        self._limits_responses = any(limit.responses for limit in self.body_limits)
         self._unseen_by_limits = UnseenPaths("body limit", self.body_limits)
         self._unseen_by_denies = UnseenPaths("Deny", self._denies)
         self._plans: dict[int, _Plan | None] = {0: None}
@@ -172,10 +174,18 @@ class Gate:
     def max_body_bytes(self, request: Request) -> int | None:
         if not self.body_limits:
             return None
-        methods, paths = request.methods, request.paths
         if self._unseen_by_limits.unseen:
-            self._unseen_by_limits.observe(methods, paths)
-        return min((b.max_bytes for b in self.body_limits if b.where.matches(methods, paths)), default=None)
+            self._unseen_by_limits.observe(request.methods, request.paths)
+        return self._least_max_bytes(request, responses=False)
+
+    def max_response_bytes(self, request: Request) -> int | None:
+        """As ``max_body_bytes``, of the response."""
+        return self._least_max_bytes(request, responses=True) if self._limits_responses else None
+
+    def _least_max_bytes(self, request: Request, *, responses: bool) -> int | None:
+        methods, paths = request.methods, request.paths
+        limits = [limit for limit in self.body_limits if limit.responses is responses]
+        return min((limit.max_bytes for limit in limits if limit.where.matches(methods, paths)), default=None)
 
     def answer(self, request: Request, denial: Denial) -> Answer:
         """The response to a denied request. Call it once for each: it logs the denial, and calls `on_denied`."""
@@ -197,7 +207,8 @@ class Gate:
         if self._unseen_by_denies.unseen:
             self._unseen_by_denies.observe(methods, paths)
         for deny in self._denies:
-            if deny.where.matches(methods, paths) and (denial := by_list(deny, request, self._denied_client)):
+            client = deny.client or self._denied_client
+            if deny.where.matches(methods, paths) and (denial := by_list(deny, request, client)):
                 return denial
         return None
 

@@ -19,7 +19,7 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_delay_ns
 from forebay.web.addresses import AddressList
 from forebay.web.bans import Ban
-from forebay.web.client import client_address
+from forebay.web.client import ClientAddress, client_address
 from forebay.web.functions import (
     check_function,
     check_statuses,
@@ -352,10 +352,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class BodyLimit:
-    """How many bytes a request's body may have. A larger one is answered by 413, before or while it is read."""
+    """How many bytes a request's body may have. A larger one is answered by 413, before or while it is read.
+
+    With `responses`, how many a response's may have. A response that states a larger length is replaced by a 500. Of
+    another, the server closes the connection when it exceeds the limit. Either is logged as an error.
+    """
 
     max_bytes: int
     _: KW_ONLY
+    responses: bool = False
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
     ignore_case: bool = False
@@ -364,6 +369,8 @@ class BodyLimit:
     def __post_init__(self) -> None:
         if isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int) or self.max_bytes < 0:
             raise InvalidLimiter(f"max_bytes is a whole number of bytes, not {short_repr(self.max_bytes)}")
+        if not isinstance(self.responses, bool):
+            raise InvalidLimiter(f"responses is True or False, not {short_repr(self.responses)}")
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
 
 
@@ -374,8 +381,8 @@ class Deny:
     `path`, `methods` and `ignore_case` are those of ``Rule``. `status`: of the refusal. `answer`: sent instead of the
     problem report, an ``Answer`` or a callable that takes the ``Request`` and the ``Denial`` and returns one.
 
-    A refused request is charged by no rule. The address is that of the gate's `client`, a ``ClientAddress``; where the
-    server reports none, as over a Unix socket, the request is answered by 500. Raises ``InvalidLimiter``.
+    A refused request is charged by no rule. The address is that of `client`, or of the gate's, a ``ClientAddress``;
+    where the server reports none, as over a Unix socket, the request is answered by 500. Raises ``InvalidLimiter``.
     """
 
     addresses: AddressList
@@ -385,6 +392,7 @@ class Deny:
     ignore_case: bool = False
     status: int = 403
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
+    client: ClientAddress | None = None
     where: RequestPattern = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -393,6 +401,8 @@ class Deny:
                 f"a Deny is for an AddressList, not {short_repr(self.addresses)}: write "
                 'Deny(AddressList("203.0.113.7"))'
             )
+        if self.client is not None and not isinstance(self.client, ClientAddress):
+            raise InvalidLimiter(f"client is a ClientAddress, not {short_repr(self.client)}")
         if self.status is None:
             raise InvalidLimiter("status is an HTTP status such as 403, not None")
         _check_response(self.status, self.answer)
