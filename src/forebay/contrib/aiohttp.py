@@ -137,7 +137,8 @@ def middleware(
 
     By itself it comes too late for the fields of a response that its handler starts to send, such as a WebSocket's.
     """
-    gate = without_body_limits(Gate(rules, **options, in_loop=True), "say web.Application(client_max_size=...)")
+    remedy = "say web.Application(client_max_size=...), which is for requests"
+    gate = without_body_limits(Gate(rules, **options, in_loop=True), remedy)
     gates = AppGates(gate, _endpoint, store, **options, in_loop=True)
 
     @web.middleware

@@ -13,6 +13,7 @@ from forebay.web.gate import Gate
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Scope, declares_more_than
+from forebay.web.response_limits import with_asgi_limit
 from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, outcome
 
 __all__ = ["ASGIMiddleware"]
@@ -56,7 +57,9 @@ class ASGIMiddleware(ASGIFastPath):
         """A request that may have a body limit or a cleanup, or whose decision is awaited."""
         app = self.app
         if self.gate.body_limits and request.native["type"] == "http":
-            max_bytes = self.gate.max_body_bytes(request)
+            max_bytes, max_sent = self.gate.max_body_bytes(request), self.gate.max_response_bytes(request)
+            if max_sent is not None:
+                app = with_asgi_limit(app, max_sent)
             if max_bytes is not None:
                 if declares_more_than(max_bytes, request):
                     return await send_answer(body_too_large(max_bytes), request.native, receive, send)

@@ -12,6 +12,7 @@ from forebay.web.gate import Gate
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Environ, declares_more_than
+from forebay.web.response_limits import with_wsgi_limit
 from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, outcome
 
 __all__ = ["WSGIMiddleware"]
@@ -40,12 +41,14 @@ class WSGIMiddleware(WSGIFastPath):
 
     def _respond_bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
         """A request that may have a body limit."""
-        max_bytes = self.gate.max_body_bytes(request)
+        app, max_bytes, max_sent = self.app, self.gate.max_body_bytes(request), self.gate.max_response_bytes(request)
+        if max_sent is not None:
+            app = with_wsgi_limit(app, max_sent)
         if max_bytes is None:
-            return self._respond(self.app, request, start_response)
+            return self._respond(app, request, start_response)
         if declares_more_than(max_bytes, request):
             return _send(body_too_large(max_bytes), request, start_response)
-        return self._respond(_WithBodyLimit(self.app, max_bytes), request, start_response)
+        return self._respond(_WithBodyLimit(app, max_bytes), request, start_response)
 
     def _respond_unusual(
         self, app: Application, request: WSGIRequest, passage: Passage | Denial, start_response: StartResponse
