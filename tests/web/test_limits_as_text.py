@@ -390,6 +390,10 @@ def test_django_counts_a_class_once_whatever_its_routes(served: Served) -> None:
         def get(self, request: HttpRequest) -> HttpResponse:
             return HttpResponse()
 
+        @method_decorator(in_django.limited("2/minute"))
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
     class Others(View):
         def get(self, request: HttpRequest) -> HttpResponse:
             return HttpResponse()
@@ -401,6 +405,7 @@ def test_django_counts_a_class_once_whatever_its_routes(served: Served) -> None:
     with served.django(tuple(django_path(at, view.as_view()) for at, view in urls)):
         client = Client()
         assert [client.get(at).status_code for at in ("/orders", "/orders/all", "/orders")] == [200, 200, 429]
+        assert [client.post("/orders").status_code for _ in range(3)] == [200, 200, 429]
         assert [client.get(at).status_code for at in ("/others", "/more", "/others")] == [200, 200, 429]
 
 

@@ -261,14 +261,14 @@ def limited(*limits: Limit, name: str | None = None, **options: Unpack[RuleOptio
 
             @wraps(inner)
             async def decide_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-                response = await _decide_async(request, _visit_of(request), all_rules)
+                response = await _decide_async(request, _visit_of(request), all_rules, inner)
                 return await inner(request, *arguments, **named) if response is None else response
 
         else:
 
             @wraps(inner)
             def decide_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-                response = _decide(DjangoRequest(request), _visit_of(request), all_rules)
+                response = _decide(DjangoRequest(request), _visit_of(request), all_rules, inner)
                 return inner(request, *arguments, **named) if response is None else response
 
         remember_rules(decide_first, inner, all_rules)
@@ -323,20 +323,25 @@ def _visit_of(request: HttpRequest) -> Visit:
     return visit
 
 
-def _decide(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
-    return _response(_gates().decide(request, visit, rules, request.django))
+def _decide(
+    request: DjangoRequest, visit: Visit, rules: Rules | None = None, view: Any = None
+) -> HttpResponseBase | None:
+    return _response(_gates().decide(request, visit, rules, (request.django, view)))
 
 
 def _decide_exempt(request: HttpRequest, visit: Visit) -> HttpResponseBase | None:
     return _response(_gates().decide_exempt(DjangoRequest(request), visit))
 
 
-def _endpoint(request: HttpRequest) -> Endpoint:
-    """The view of a request. A decorator of a method doesn't know it: it decorates the method anew for each request."""
+def _endpoint(source: tuple[HttpRequest, Any]) -> Endpoint:
+    """The view of a request, or its method that is limited, which Django decorates anew for each request."""
+    request, view = source
     match = request.resolver_match
     if match is None:
-        raise InvalidLimiter("a limit as text is of a view that Django has found by a request's path")
-    return endpoint_of(match.func)
+        raise InvalidLimiter("a limit as text is of a view that Django has found by a request's path: write name=...")
+    endpoint = endpoint_of(match.func)
+    is_method = isinstance(endpoint.identity, type) and not hasattr(view, "view_class") and not hasattr(view, "cls")
+    return Endpoint(f"{endpoint.name}.{view.__name__}", endpoint.identity) if is_method else endpoint
 
 
 def _response(answer: Answer | None) -> HttpResponseBase | None:
@@ -345,14 +350,16 @@ def _response(answer: Answer | None) -> HttpResponseBase | None:
     return HttpResponse(answer.body, status=answer.status, headers=dict(answer.fields))
 
 
-async def _decide_async(request: HttpRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
+async def _decide_async(
+    request: HttpRequest, visit: Visit, rules: Rules | None = None, view: Any = None
+) -> HttpResponseBase | None:
     async_request = _AsyncRequest(request)
     try:
-        return _response(await _gates().decide_async(async_request, visit, rules, request))
+        return _response(await _gates().decide_async(async_request, visit, rules, (request, view)))
     except _UserUnknown:
         # Nothing has been taken, or all of it was released.
         await async_request.fetch_user()
-        return _response(await _gates().decide_async(async_request, visit, rules, request))
+        return _response(await _gates().decide_async(async_request, visit, rules, (request, view)))
 
 
 def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> None:
