@@ -25,7 +25,7 @@ from forebay import InvalidLimiter, InvalidRate, Store, TokenBucket
 from forebay.contrib.endpoints import NotInstalled
 from forebay.redis import AsyncRedisStore, RedisStore
 from forebay.testing import ManualClock
-from forebay.web import AddressList, Deny, Rule, everyone, header
+from forebay.web import AddressList, Deny, RequestId, Rule, everyone, header
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -130,10 +130,15 @@ class Served:
         return ask
 
     def _django(self, one: Any, two: Any, is_async: bool, **options: Any) -> Ask:
+        two_view: Any
         if is_async:
 
             @in_django.limited(*one, **options)
             async def one_view(request: HttpRequest) -> HttpResponse:
+                return HttpResponse()
+
+            @in_django.limited(*(two or one), **options)
+            async def two_view(request: HttpRequest) -> HttpResponse:
                 return HttpResponse()
 
         else:
@@ -142,12 +147,14 @@ class Served:
             def one_view(request: HttpRequest) -> HttpResponse:
                 return HttpResponse()
 
-        class TwoView(View):
-            @method_decorator(in_django.limited(*(two or one), **options))
-            def get(self, request: HttpRequest) -> HttpResponse:
-                return HttpResponse()
+            class TwoView(View):
+                @method_decorator(in_django.limited(*(two or one), **options))
+                def get(self, request: HttpRequest) -> HttpResponse:
+                    return HttpResponse()
 
-        urls = (django_path("one", one_view), django_path("two", TwoView.as_view()))
+            two_view = TwoView.as_view()
+
+        urls = (django_path("one", one_view), django_path("two", two_view))
 
         def ask(path: str, **fields: str) -> tuple[int, dict[str, str]]:
             with self.django(urls):
@@ -285,6 +292,29 @@ def test_a_store_that_the_application_cannot_use_is_refused() -> None:
         Limits(store=AsyncRedisStore("redis://127.0.0.1:1"))
 
 
+@pytest.mark.parametrize("framework", ["fastapi", "aiohttp", "async django"])
+def test_a_text_takes_async_functions(framework: str, served: Served) -> None:
+    async def key(request: Any) -> str:
+        return "ada"
+
+    async def cost(request: Any) -> int:
+        return 2
+
+    async def is_exempt(request: Any) -> bool:
+        return request.header("X-Internal") == "yes"
+
+    ask = served.ask(framework, ["5/minute"], key=key, cost=cost, exempt=is_exempt)
+    assert [ask("/one")[0] for _ in range(3)] == [200, 200, 429]
+    assert ask("/one", **{"X-Internal": "yes"})[0] == 200
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_text_takes_ids_of_requests(framework: str, served: Served) -> None:
+    ask = served.ask(framework, ["2/minute; 9/hour"], request_id=RequestId(retries=2))
+    one, two = {"Idempotency-Key": "one"}, {"Idempotency-Key": "two"}
+    assert [ask("/one", **fields)[0] for fields in (one, one, two, {}, one, one)] == [200, 200, 200, 429, 200, 429]
+
+
 # Names
 
 
@@ -329,6 +359,16 @@ def test_two_limits_of_one_endpoint_and_rate_are_refused(served: Served) -> None
     app.include_router(router)
     with pytest.raises(InvalidLimiter, match=r"would be the limiter .* 2 per minute', and charge a request twice"):
         call_fastapi(app, "/")
+
+
+def test_a_name_that_is_too_long_is_shortened(served: Served) -> None:
+    """Over Redis a limiter's name has at most 100 bytes."""
+    name = "orders of " + "very " * 30 + "long names"
+    ask = served.ask("flask", ["1/minute; 9/hour"], name=name)
+    answers = [ask("/one") for _ in range(2)]
+    assert [status for status, _ in answers] == [200, 429]
+    assert len(served.names()) == 2
+    assert all(len(shown) <= 48 and f'"{shown}"' in answers[0][1]["ratelimit"] for shown in served.names())
 
 
 def test_a_router_gives_each_endpoint_a_limit(served: Served) -> None:

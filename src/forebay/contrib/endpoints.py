@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.errors import ForebayError, InvalidLimiter, InvalidRate, short_repr
 from forebay.rate import Rate, as_rate
+from forebay.segment.limiter_list import encode_limiter_name
 from forebay.store import Store
 from forebay.web.rules import Deny, Rule
 
@@ -142,7 +143,8 @@ class TextLimits:
                 name += f" ({names.count(name)})"
             if limit.name is None and endpoint.identity is not None:
                 self._own(name, endpoint, rules)
-            made.append(limit.over(self._store, name))
+            # Redis takes no longer names, and so statistics have the names of header fields.
+            made.append(limit.over(self._store, encode_limiter_name(name).decode()))
         return made
 
     def _own(self, name: str, endpoint: Endpoint, rules: Rules) -> None:
