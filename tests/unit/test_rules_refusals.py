@@ -84,13 +84,17 @@ until = 2999-01-01T00:00:00Z
 
 
 def test_a_leased_store_has_the_bans_of_its_host(tmp_path: Path, store: Store) -> None:
-    text = FILE + 'ban = "guessers"\n' + BAN
-    with RedisStore("redis://127.0.0.1:1") as redis:
-        with LeasedStore(redis, store) as leased:
-            (rule,) = loaded(tmp_path, text, leased)
-            assert rule.ban.limiters[0].store is store
-        with pytest.raises(InvalidRuleFile, match=r"9:7: bans.guessers: a ban is kept in the memory of a host"):
-            loaded(tmp_path, text, redis)
+    with RedisStore("redis://127.0.0.1:1") as redis, LeasedStore(redis, store) as leased:
+        (rule,) = loaded(tmp_path, FILE + 'ban = "guessers"\n' + BAN, leased)
+        assert rule.ban.limiters[0].store is store
+
+
+def test_a_store_over_redis_has_no_bans(tmp_path: Path) -> None:
+    with (
+        RedisStore("redis://127.0.0.1:1") as redis,
+        pytest.raises(InvalidRuleFile, match=r"9:7: bans.guessers: a ban is kept in the memory of a host"),
+    ):
+        loaded(tmp_path, FILE + 'ban = "guessers"\n' + BAN, redis)
 
 
 def test_a_list_refuses_its_addresses(kind: Kind, tmp_path: Path, store: Store) -> None:
