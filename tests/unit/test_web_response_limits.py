@@ -144,6 +144,34 @@ def test_a_wsgi_body_of_fitting_length_is_the_servers() -> None:
     assert app(wsgi_environ(), lambda *arguments: None) is body
 
 
+@pytest.mark.parametrize("length", ["²", "-1", "1e3", "", " "])
+def test_a_wsgi_length_that_is_no_number_fits_nothing(length: str) -> None:
+    app: Any = WSGIMiddleware(wsgi(lambda: iter([b"x" * 10, b"x"]), ("Content-Length", length)), [LIMIT])
+    with pytest.raises(ResponseTooLarge):
+        call_wsgi(app)
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+@pytest.mark.parametrize("length", ["0" * 30 + "11", "9" * 400])
+def test_a_length_of_many_digits_is_too_large(kind: Kind, length: str) -> None:
+    app: Any = wsgi(list, ("Content-Length", length))
+    if kind == "asgi":
+        assert call_asgi(ASGIMiddleware(asgi([], (b"content-length", length.encode())), [LIMIT])).status == 500
+    else:
+        assert call_wsgi(WSGIMiddleware(app, [LIMIT])).status == 500
+
+
+def test_a_wsgi_application_may_start_another_response_instead() -> None:
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", "11")])
+        error = (ValueError, ValueError("it broke"), None)
+        start_response("503 Service Unavailable", [("Content-Length", "4")], error)
+        return [b"soon"]
+
+    answer = call_wsgi(WSGIMiddleware(app, [LIMIT]))
+    assert (answer.status, answer.body) == (503, b"soon")
+
+
 def test_written_bytes_count() -> None:
     def app(environ: Any, start_response: Any) -> Iterable[bytes]:
         write = start_response("200 OK", [])
@@ -183,6 +211,17 @@ def test_an_asgi_application_is_not_offered_to_send_files() -> None:
     extensions = {"http.response.pathsend": {}, "http.response.trailers": {}}
     call_asgi(ASGIMiddleware(app, [LIMIT]), extensions=extensions)
     assert seen == [{"http.response.trailers": {}}]
+
+
+def test_outer_asgi_middleware_sees_what_the_application_adds_to_its_scope() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["route"] = "found"
+        await asgi([b"1"])(scope, receive, send)
+
+    wire = Wire({"type": "http.request"})
+    scope = asgi_scope(extensions={"http.response.pathsend": {}})
+    asyncio.run(ASGIMiddleware(app, [LIMIT])(scope, wire.receive, wire.send))
+    assert scope["route"] == "found"
 
 
 def test_an_asgi_application_that_goes_on_sends_no_more() -> None:

@@ -23,6 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApplication = Callable[[Scope, Callable[[], Awaitable[Message]], Send], Awaitable[None]]
 
 WITHOUT_BODY: Final = (204, 304)
+MOST_DIGITS: Final = 20
 FILES: Final = ("http.response.pathsend", "http.response.zerocopysend")
 """Extensions by which a server sends a file whose bytes the middleware doesn't see."""
 
@@ -36,12 +37,6 @@ class _Size:
 
     def __init__(self, max_bytes: int, method: str, path: str) -> None:
         self._left, self._max_bytes, self._method, self._path = max_bytes, max_bytes, method, path
-
-    def allows(self, status: int, length: Any) -> bool:
-        """Whether a response that states this ``Content-Length``, or None, may be sent."""
-        if length is None or status in WITHOUT_BODY or not length.isdigit():
-            return True
-        return self.has_room(int(length[:20]))
 
     def has_room(self, count: int) -> bool:
         """Whether so many bytes may be sent. Logs it if not."""
@@ -62,6 +57,15 @@ class _Size:
 
     def error(self) -> ResponseTooLarge:
         return ResponseTooLarge(f"the response has more than {self._max_bytes} bytes, the limit of its BodyLimit")
+
+
+def _stated_bytes(status: int, length: Any) -> int | None:
+    """How many bytes a response of that ``Content-Length`` has, or None if it doesn't say."""
+    if length is None or not (length.isascii() and length.isdigit()):
+        return None
+    if status in WITHOUT_BODY:
+        return 0
+    return int(length) if len(length) <= MOST_DIGITS else 10**MOST_DIGITS
 
 
 def with_wsgi_limit(app: WSGIApplication, max_bytes: int) -> WSGIApplication:
@@ -91,10 +95,12 @@ class _WSGIResponse:
 
     def _start(self, status: str, headers: list[tuple[str, str]], *error: Any) -> Callable[[bytes], object]:
         length = next((value.strip() for name, value in headers if name.lower() == "content-length"), None)
-        if not self._size.allows(int(status[:3]), length):
+        count = _stated_bytes(int(status[:3]), length)
+        if not self._size.has_room(count or 0):
             self._replace(*error)
             return lambda data: None
-        self.has_fitting_length = length is not None
+        self.has_fitting_length = count is not None
+        self._instead = None
         write = self._start_response(status, headers, *error)
 
         def write_counted(data: bytes) -> object:
@@ -140,8 +146,11 @@ def with_asgi_limit(app: ASGIApplication, max_bytes: int) -> ASGIApplication:
 
     async def limited(scope: Scope, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
         size = _Size(max_bytes, scope["method"], scope["path"])
-        extensions = {name: value for name, value in (scope.get("extensions") or {}).items() if name not in FILES}
-        await app({**scope, "extensions": extensions}, receive, _ASGIResponse(send, size).send)
+        extensions = scope.get("extensions") or {}
+        if any(name in extensions for name in FILES):
+            # Not in a copy of the scope: outer middleware may read there what the application has added.
+            scope["extensions"] = {name: value for name, value in extensions.items() if name not in FILES}
+        await app(scope, receive, _ASGIResponse(send, size).send)
 
     return limited
 
@@ -157,7 +166,7 @@ class _ASGIResponse:
         if message["type"] == "http.response.start":
             headers = message.get("headers", ())
             length = next((value for name, value in headers if name.lower() == b"content-length"), None)
-            if not self._size.allows(message["status"], length):
+            if not self._size.has_room(_stated_bytes(message["status"], length) or 0):
                 self._is_replaced = True
                 await self._send_instead()
                 return
