@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from web_requests import CLIENT, Answered, call_asgi, call_wsgi
 
 from forebay import InvalidLimiter, InvalidRate, Store, TokenBucket
-from forebay.contrib.endpoints import NotInstalled
+from forebay.contrib.endpoints import NotInstalled, endpoint_of
 from forebay.redis import AsyncRedisStore, RedisStore
 from forebay.testing import ManualClock
 from forebay.web import AddressList, Deny, RequestId, Rule, everyone, header
@@ -359,6 +360,24 @@ def test_two_limits_of_one_endpoint_and_rate_are_refused(served: Served) -> None
     app.include_router(router)
     with pytest.raises(InvalidLimiter, match=r"would be the limiter .* 2 per minute', and charge a request twice"):
         call_fastapi(app, "/")
+
+
+def test_endpoints_are_named_by_functions_and_classes() -> None:
+    class Called:
+        def __call__(self) -> None: ...
+
+        def method(self) -> None: ...
+
+    def view(which: str) -> None: ...
+
+    here = f"{__name__}.test_endpoints_are_named_by_functions_and_classes.<locals>"
+    assert endpoint_of(view) == (f"{here}.view", view)
+    assert endpoint_of(functools.partial(functools.partial(view, "one"))) == (f"{here}.view", view)
+    assert endpoint_of(one := Called()) == (f"{here}.Called", one)
+    assert endpoint_of(Called().method).name == f"{here}.Called.method"
+    assert endpoint_of(View.as_view()) == ("django.views.generic.base.View", View)
+    view.cls = "no class"  # type: ignore[attr-defined]
+    assert endpoint_of(view).identity is view
 
 
 def test_a_name_that_is_too_long_is_shortened(served: Served) -> None:

@@ -8,6 +8,7 @@ count together.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -99,10 +100,11 @@ def checked_store(store: Any, in_loop: bool | None) -> Any:
 
 def endpoint_of(view: Any) -> Endpoint:
     """The endpoint of a function, of an object that can be called, or of a class of views."""
-    while hasattr(view, "func"):
-        view = view.func  # of a functools.partial
+    while isinstance(view, functools.partial):
+        view = view.func
     # Django's and REST framework's views have their classes. Each route has another function for one class.
-    view = getattr(view, "view_class", getattr(view, "cls", view))
+    classes = [getattr(view, name, None) for name in ("view_class", "cls")]
+    view = next((found for found in classes if isinstance(found, type)), view)
     named = view if hasattr(view, "__qualname__") else type(view)
     return Endpoint(f"{named.__module__}.{named.__qualname__}", view)
 
