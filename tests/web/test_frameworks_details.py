@@ -579,6 +579,7 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.filterwarnings("ignore::forebay.LimitsDisabledWarning")
 def test_aiohttp_refuses_body_limits(enabled: bool) -> None:
     with pytest.raises(InvalidLimiter, match=r"comes too late here: say web.Application\(client_max_size=...\)"):
         forebay.contrib.aiohttp.setup(web.Application(), [BodyLimit(10)], enabled=enabled)
@@ -675,6 +676,7 @@ def test_django_refuses_invalid_settings(configure: DjangoSettings, value: Any, 
 
 
 @pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.filterwarnings("ignore::forebay.LimitsDisabledWarning")
 def test_django_refuses_body_limits(configure: DjangoSettings, enabled: bool) -> None:
     configure({"RULES": [BodyLimit(10)], "ENABLED": enabled})
     with pytest.raises(InvalidLimiter, match=r"comes too late here: put WSGIMiddleware or ASGIMiddleware .* wsgi.py"):
