@@ -114,6 +114,8 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         "behaviour/test_every_limiter.py::TestSlidingWindowSynced::runTest",
         "behaviour/test_every_limiter.py::TestTokenBucketSynced::runTest",
         "behaviour/test_several_limits.py::TestSynced::runTest",
+        "unit/test_rules_refusals.py::test_a_leased_store_has_the_bans_of_its_host",
+        "unit/test_web_request_ids.py::test_leased_limiters_take_no_ids",
     ),
 }
 # By what a parameter of tests/behaviour says of the place where limits are kept, and why tests there are left out.

@@ -49,6 +49,8 @@ def test_check_counts_and_names_overrides_that_have_ended(file: Path) -> None:
         "problems": [],
         "limits": 1,
         "rules": 1,
+        "deny": 0,
+        "ended_deny": [],
         "ended_overrides": [{"rule": "api", "override": 0, "until": "2020-01-01T00:00:00+00:00"}],
     }
 
@@ -101,6 +103,8 @@ def test_explain_has_keys_limits_costs_and_reasons(file: Path) -> None:
         "until": None,
         "shadow": False,
         "bytes": "",
+        "is_list": False,
+        "ban": None,
     }
     # An override that has ended, one that has not, and another path.
     assert explained(file, "/a", "--client", "192.0.2.1")["limits"] == rule["limits"]

@@ -16,8 +16,8 @@ ALGORITHMS = (
     "token-bucket"
 )
 RULE_WORDS = (
-    "allowed: address, after, bytes, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, key, "
-    "limits, methods, most_delayed, most_held, most_wait, name, overrides, path, response, shadow, tier"
+    "allowed: address, after, ban, bytes, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, "
+    "key, limits, methods, most_delayed, most_held, most_wait, name, overrides, path, response, shadow, tier"
 )
 DURATIONS = (
     'the accepted forms are "2s", "500 ms", "1.5 minutes", a number of seconds and a timedelta, with the units ms, '
@@ -52,8 +52,8 @@ def override(body: str) -> str:
         (LIMITS + '[rules]\nname = "a"\n', "5:1: rules is a list of rules, not a table"),
         (
             "stores = 5\n" + FILE,
-            "1:1: 'stores' is no word of the file: did you mean 'store'? allowed: client, limits, rules, store, tiers, "
-            "version",
+            "1:1: 'stores' is no word of the file: did you mean 'store'? allowed: bans, client, deny, "
+            "limits, rules, store, tiers, version",
         ),
         ("store = 5\n" + FILE, '1:9: store is a URL such as "shm:///shop?keys=1000000", not 5'),
         # Limits
@@ -377,6 +377,10 @@ BUCKET = 'version = 1\n[limits.api]\nalgorithm = "token-bucket"\nrate = "1 MiB/s
         ('bytes = "responses"\nafter = "1 mib"', "5:1: rules[0]: after is a number of bytes such as"),
         ('bytes = "responses"\nafter = -1', "9:9: rules[0].after is a number of bytes or a size such as"),
         ('bytes = "responses"\nmost_wait = "soon"', "5:1: rules[0]: most_wait is a length of time of at least 0"),
+        (
+            'bytes = "responses"\nban = "b"\n[bans.b]\ndenials = "5/minute"\nlasts = "1m"',
+            "9:7: rules[0].ban: ban has no effect on bytes: leave it out",
+        ),
         ('bytes = "responses"\ncost = 2', "9:8: rules[0].cost: cost has no effect on bytes: leave it out"),
         ('bytes = "requests"\nshadow = true', "9:10: rules[0].shadow: shadow has no effect on bytes: leave it out"),
         ('after = "1 MiB"', '8:9: rules[0].after: after is for a rule with bytes = "responses": leave it out'),

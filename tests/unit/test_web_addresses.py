@@ -328,6 +328,16 @@ class TestDeny:
         assert statuses(limited, 1, client=None) == [200]
         assert statuses(limited, 1, client=None, fields=[("X-Forwarded-For", "10.0.0.9")]) == [403]
 
+    def test_a_deny_has_a_client_of_its_own(self, site: MakeSite) -> None:
+        fields = [("X-Forwarded-For", "203.0.113.7")]
+        deny = Deny(AddressList("203.0.113.7"), client=BEHIND)
+        for options in ({}, {"client": lambda request: "everyone"}):
+            assert statuses(site([deny], **options), 1, client=PROXY, fields=fields) == [403]
+            assert statuses(site([deny], **options), 1, client="203.0.113.7") == [403]
+            assert statuses(site([deny], **options), 1, client=PROXY) == [200]
+        with pytest.raises(InvalidLimiter, match="client is a ClientAddress, not 'me'"):
+            Deny(OURS, client="me")  # type: ignore[arg-type]
+
     def test_a_refusal_is_logged_and_observed(self, site: MakeSite, caplog: pytest.LogCaptureFixture) -> None:
         denials: list[Denial] = []
         limited = site([Deny(OURS)], on_denied=lambda request, denial: denials.append(denial))

@@ -617,10 +617,15 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
     app = web.Application()
     app.router.add_get("/", forebay.contrib.aiohttp.limited(its.two, key=everyone)(handler))
     assert call_aiohttp(app, 1)[0][0] == 500
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.filterwarnings("ignore::forebay.LimitsDisabledWarning")
+def test_aiohttp_refuses_body_limits(its: Its, enabled: bool) -> None:
     with pytest.raises(InvalidLimiter, match=r"comes too late here: say web.Application\(client_max_size=...\)"):
-        forebay.contrib.aiohttp.setup(app, [BodyLimit(10)])
+        forebay.contrib.aiohttp.setup(web.Application(), [BodyLimit(10)], enabled=enabled)
     with pytest.raises(InvalidLimiter, match="comes too late here: aiohttp reads and sends bodies by itself"):
-        forebay.contrib.aiohttp.setup(app, [ByteRate(its.two)])
+        forebay.contrib.aiohttp.setup(web.Application(), [ByteRate(its.two)], enabled=enabled)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -713,10 +718,12 @@ def test_django_refuses_invalid_settings(configure: DjangoSettings, value: Any, 
         in_django.LimitsMiddleware(lambda request: HttpResponse())
 
 
-def test_django_refuses_body_limits(configure: DjangoSettings) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.filterwarnings("ignore::forebay.LimitsDisabledWarning")
+def test_django_refuses_body_limits(configure: DjangoSettings, enabled: bool) -> None:
     store = Store.private(keys=10)
     for limit in (BodyLimit(10), ByteRate(TokenBucket(store, "bytes", "1 MiB/second"))):
-        configure({"RULES": [limit]})
+        configure({"RULES": [limit], "ENABLED": enabled})
         with pytest.raises(InvalidLimiter, match=r"comes too late here: put WSGIMiddleware or ASGIMiddleware .* wsgi"):
             in_django.LimitsMiddleware(lambda request: HttpResponse())
 

@@ -62,11 +62,19 @@ def check_command(file: Path, as_json: bool) -> None:
         for number, override in enumerate(rule.overrides)
         if override.until <= now
     ]
+    denies = spec.deny or []
+    ended_lists = [
+        {"deny": one.name, "until": one.until.isoformat()} for one in denies if one.until and one.until <= now
+    ]
     if as_json:
-        counts = {"limits": len(spec.limits), "rules": len(spec.rules), "ended_overrides": ended}
+        counts: dict[str, Any] = {"limits": len(spec.limits), "rules": len(spec.rules), "deny": len(denies)}
+        counts |= {"ended_overrides": ended, "ended_deny": ended_lists}
         print(json.dumps({"version": VERSION, "problems": [], **counts}, indent=1))
         return
-    say(f"{printable(str(file))} is valid: limits: {len(spec.limits)}, rules: {len(spec.rules)}")
+    lists = f", deny lists: {len(denies)}" if denies else ""
+    say(f"{printable(str(file))} is valid: limits: {len(spec.limits)}, rules: {len(spec.rules)}{lists}")
+    for one in ended_lists:
+        say(printable(f"deny list {one['deny']!r} has ended, at {one['until']}"))
     for one in ended:
         say(printable(f"rule {one['rule']!r}: overrides[{one['override']}] has ended, at {one['until']}"))
 
@@ -88,7 +96,8 @@ def explain_command(
     user: str | None,
     as_json: bool,
 ) -> None:
-    """Show which rules of FILE are for a REQUEST such as "POST /login", why the others aren't, keys, limits and costs.
+    """Show which rules and deny lists of FILE are for a REQUEST such as "POST /login", why the others aren't, and keys,
+    limits and costs.
 
     Charges nothing, and opens no store. Exits with 0, with 1 if the file has problems, with 2 if the request can't be
     explained.
@@ -170,6 +179,10 @@ def _print(explained: Any, console: Console) -> None:
         if not one.applies:
             say(f"{one.rule}: not for this request: {'; '.join(one.reasons)}")
             continue
+        if one.is_list:
+            until = f" until {one.until.isoformat()}" if one.until else ""
+            say(f"{one.rule}: refused{until}, by the deny list")
+            continue
         key = " ".join(map(repr, one.key))
         until = f" until {one.until.isoformat()}, by an override" if one.until else ""
         if one.override in ("exempt", "deny"):
@@ -179,3 +192,5 @@ def _print(explained: Any, console: Console) -> None:
         say(f"{one.rule}{shadow}: applies: key {key}, {cost}{until and f', other limits{until}'}")
         for limit in one.limits:
             say(f"  {limit.name}: {limit.algorithm}, {limit.allowance}")
+        if one.ban is not None:
+            say(f"  banned after too many denials: {one.ban}")

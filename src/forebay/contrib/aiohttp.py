@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import NoneType
 from typing import Any, Final, Protocol, TypeVar, Unpack
@@ -19,25 +19,27 @@ with Needs("aiohttp", __name__):
     from aiohttp import web
     from aiohttp.abc import AbstractView
 
+from forebay.contrib.endpoints import Endpoint, endpoint_of
 from forebay.contrib.views import (
     AppGates,
     AsyncVisit,
+    Limit,
     NotInstalled,
     RuleOptions,
     Rules,
     Visit,
+    check_loop_of,
     remember_rules,
     rules_of,
     unstacked,
     without_body_limits,
 )
-from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import DISCONNECTED, BodyLimit, ByteRate, Deny, Gate, Rule
+from forebay.web import DISCONNECTED, Gate
 from forebay.web.functions import has_to_be_awaited
 from forebay.web.native_requests import methods, readings
-from forebay.web.options import GateOptions
-from forebay.web.rules import check_event_loop, outcome
+from forebay.web.options import GateOptions, GivenRules
+from forebay.web.rules import outcome
 
 __all__ = ["limited", "middleware", "setup"]
 
@@ -112,32 +114,35 @@ def _root_of(match: web.UrlMappingMatchInfo) -> str:
 
 def setup(
     app: web.Application,
-    rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
+    rules: GivenRules = (),
+    *,
+    store: Any = None,
     **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app` and its sub-applications, and install the limits of their handlers.
 
-    See ``Gate`` for the arguments.
+    `store` has the limits that handlers give as text. See ``Gate`` for the other arguments.
     """
-    app.middlewares.append(middleware(rules, **options))
+    app.middlewares.append(middleware(rules, store=store, **options))
     app.on_response_prepare.append(_begin)
 
 
 def middleware(
-    rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
+    rules: GivenRules = (),
+    *,
+    store: Any = None,
     **options: Unpack[GateOptions],
 ) -> Middleware:
     """The middleware that ``setup`` installs, for ``web.Application(middlewares=[...])``.
 
     By itself it comes too late for the fields of a response that its handler starts to send, such as a WebSocket's.
     """
-    gate = Gate(rules, **options, in_loop=True)
-    without_body_limits(
-        gate,
-        "say web.Application(client_max_size=...)",
-        "aiohttp reads and sends bodies by itself, so limit the rate in a proxy, or serve those paths by WSGI or ASGI",
+    remedy = "say web.Application(client_max_size=...), which is for requests"
+    for_rates = (
+        "aiohttp reads and sends bodies by itself, so limit the rate in a proxy, or serve those paths by WSGI or ASGI"
     )
-    gates = AppGates(gate, **options)
+    gate = without_body_limits(Gate(rules, **options, in_loop=True), remedy, for_rates)
+    gates = AppGates(gate, _endpoint, store, **options, in_loop=True)
 
     @web.middleware
     async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -170,14 +175,17 @@ def middleware(
     return limits
 
 
-def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[AnyHandler], AnyHandler]:
+def limited(
+    *limits: Limit, name: str | None = None, **options: Unpack[RuleOptions]
+) -> Callable[[AnyHandler], AnyHandler]:
     """A decorator for handlers and for the methods of a ``web.View``; the options are those of ``Rule``.
 
-    Several limiters, and decorators directly above each other, are charged as one, all or none. Raises
-    ``InvalidLimiter`` for a handler that isn't async.
+    A limit is a limiter, a ``Rule``, a ``Deny``, or text such as ``"5/minute; 100/hour"``: token buckets of this
+    handler, or of `name`, in the `store` of ``setup``. Several limits, and decorators directly above each other, are
+    charged as one, all or none. Raises ``InvalidLimiter`` for a handler that isn't async.
     """
-    rules = rules_of(limits, options)
-    check_event_loop(rules, in_loop=True)
+    rules = rules_of(limits, options, name)
+    check_loop_of(rules, in_loop=True)
 
     def decorate(handler: AnyHandler) -> AnyHandler:
         is_view = isinstance(handler, type) and issubclass(handler, AbstractView)
@@ -194,7 +202,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
             visit = request.get(VISIT)
             if visit is None:
                 raise NotInstalled("a handler is limited, but its application isn't set up: call setup(app)")
-            denied = await _decide(request, visit, all_rules)
+            denied = await _decide(request, visit, all_rules, (arguments[0], inner))
             return await inner(*arguments) if denied is None else denied
 
         remember_rules(decide_first, inner, all_rules)
@@ -203,8 +211,18 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     return decorate
 
 
-async def _decide(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.StreamResponse | None:
-    answer = await request[GATES].decide_async(AiohttpRequest(request), visit, rules)
+def _endpoint(source: tuple[Any, Any]) -> Endpoint:
+    """The endpoint of a handler, or of a view and its method, which the view's class may have inherited."""
+    view, handler = source
+    if not isinstance(view, AbstractView):
+        return endpoint_of(handler)
+    return Endpoint(f"{endpoint_of(type(view)).name}.{handler.__name__}", type(view))
+
+
+async def _decide(
+    request: web.Request, visit: Visit, rules: Rules | None = None, source: tuple[Any, Any] | None = None
+) -> web.StreamResponse | None:
+    answer = await request[GATES].decide_async(AiohttpRequest(request), visit, rules, source)
     if answer is None:
         return None
     return web.Response(body=answer.body, status=answer.status, headers=answer.headers)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Unpack
 
 from forebay.extras import Needs
@@ -19,20 +21,23 @@ with Needs("fastapi", __name__):
     from starlette.responses import Response
     from starlette.websockets import WebSocket
 
-from forebay.contrib.views import AppGates, AsyncVisit, NotInstalled, RuleOptions, rules_of
-from forebay.core.limiter import Limiter
-from forebay.web import Answer, ASGIMiddleware, BodyLimit, ByteRate, Denial, Deny, Gate, Passage, Rule
+from forebay.contrib.endpoints import Endpoint, checked_store, endpoint_of
+from forebay.contrib.views import AppGates, AsyncVisit, Limit, NotInstalled, RuleOptions, check_loop_of, rules_of
+from forebay.errors import InvalidLimiter
+from forebay.web import Answer, ASGIMiddleware, BodyLimit, ByteRate, Denial, Gate, Passage
 from forebay.web.answers import reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
 from forebay.web.native_requests import ASGIRequest
-from forebay.web.options import GateOptions
+from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import Scope
-from forebay.web.rules import check_event_loop
 
 __all__ = ["LimitDenied", "LimitsMiddleware", "limited", "setup"]
 
 GATES: Final = "forebay.gates"
 VISIT: Final = "forebay.visit"
+DEPENDENCIES: Final = ("key", "cost", "tier", "exempt")
+"""The options of ``limited`` that may be dependencies."""
+KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
 
 
 class LimitDenied(HTTPException):
@@ -51,18 +56,20 @@ class LimitDenied(HTTPException):
 
 def setup(
     app: Starlette,
-    rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
+    rules: GivenRules = (),
+    *,
+    store: Any = None,
     **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app`, and install the limits of its routes.
 
-    See ``Gate`` for the arguments. Middleware that is added later runs outside the limits: add the middleware that
-    authenticates users later. A ``CORSMiddleware`` that is there already is moved outside, so that a browser may read
-    denials.
+    `store` has the limits that routes give as text. See ``Gate`` for the other arguments. Middleware that is added
+    later runs outside the limits: add the middleware that authenticates users later. A ``CORSMiddleware`` that is there
+    already is moved outside, so that a browser may read denials.
     """
     # Wrong arguments fail here, and not at the first request, when Starlette makes its middleware.
     gate = Gate(rules, **options, in_loop=True)
-    app.add_middleware(LimitsMiddleware, rules=gate.given, **options)
+    app.add_middleware(LimitsMiddleware, rules=gate.given, store=checked_store(store, in_loop=True), **options)
     # From the last to the first: they stay in order.
     known: list[Any] = app.user_middleware
     for middleware in [one for one in known if one.cls is CORSMiddleware][::-1]:
@@ -72,27 +79,60 @@ def setup(
         app.add_exception_handler(LimitDenied, _send_denial)  # type: ignore[arg-type]  # for both kinds of connection
 
 
-def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[HTTPConnection], Awaitable[None]]:
+def limited(
+    *limits: Limit, name: str | None = None, **options: Unpack[RuleOptions]
+) -> Callable[[HTTPConnection], Awaitable[None]]:
     """A dependency, ``Depends(limited(limiter))``, of a route or a router; the options are those of ``Rule``.
 
-    Several limiters of one dependency are charged as one, all or none. Works for a WebSocket's route, too. Needs
-    ``setup``.
+    A limit is a limiter, a ``Rule``, a ``Deny``, or text such as ``"5/minute; 100/hour"``: token buckets of each
+    endpoint, or of `name`, in the `store` of ``setup``. Several limits of one dependency are charged as one, all or
+    none. ``key``, ``cost``, ``tier`` and ``exempt`` may be dependencies, too: ``key=Depends(current_user_id)`` counts
+    for its result. Works for a WebSocket's route, too. Needs ``setup``.
     """
-    rules = rules_of(limits, options)
-    check_event_loop(rules, in_loop=True)
+    given: dict[str, Any] = dict(options)
+    dependencies = {what: value for what, value in given.items() if what in DEPENDENCIES and _is_dependency(value)}
+    # Beside other limits' in the scope of a request.
+    place = f"forebay.results.{id(dependencies)}"
+    given |= {what: _result(place, what) for what in dependencies}
+    rules = rules_of(limits, given, name)  # type: ignore[arg-type]
+    check_loop_of(rules, in_loop=True)
 
-    async def decide(connection: HTTPConnection) -> None:
+    async def decide(connection: HTTPConnection, **results: Any) -> None:
         scope = connection.scope
         visit: _Visit | None = scope.get(VISIT)
         if visit is None:
             raise NotInstalled("a route is limited, but its application isn't set up: call setup(app)")
         gates: AppGates = scope[GATES]
-        answer = await gates.decide_async(ASGIRequest(scope), visit, rules)
+        if dependencies:
+            scope[place] = results
+        answer = await gates.decide_async(ASGIRequest(scope), visit, rules, scope)
         if answer is not None:
             assert visit.denial is not None
             raise LimitDenied(visit.denial, answer)
 
+    # FastAPI reads it.
+    signature = inspect.signature(decide, eval_str=True)
+    parameters = [signature.parameters["connection"]]
+    parameters += [inspect.Parameter(what, KEYWORD_ONLY, default=value) for what, value in dependencies.items()]
+    decide.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return decide
+
+
+def _is_dependency(value: object) -> bool:
+    """Whether it is a ``Depends`` of FastAPI, without which there is none."""
+    params: Any = sys.modules.get("fastapi.params")
+    return params is not None and isinstance(value, params.Depends)
+
+
+def _result(place: str, what: str) -> Callable[[Any], Any]:
+    """The function for an option of ``Rule`` that returns the result of a dependency."""
+    return lambda request: request.native[place][what]
+
+
+def _endpoint(scope: Scope) -> Endpoint:
+    if "endpoint" not in scope:
+        raise InvalidLimiter("a limit as text is of an endpoint, and this request has none: write name=...")
+    return endpoint_of(scope["endpoint"])
 
 
 class LimitsMiddleware:
@@ -101,12 +141,14 @@ class LimitsMiddleware:
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
+        rules: GivenRules = (),
+        *,
+        store: Any = None,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
         self.gate = Gate(rules, **options, encoded=True, in_loop=True)
-        self.gates = AppGates(self.gate, **options, encoded=True, in_loop=True)
+        self.gates = AppGates(self.gate, _endpoint, store, **options, encoded=True, in_loop=True)
         sizes = [limit for limit in self.gate.body_limits if isinstance(limit, BodyLimit)]
         rates = [limit for limit in self.gate.body_limits if isinstance(limit, ByteRate)]
         self._limited = ASGIMiddleware(self._visit, sizes) if sizes else self._visit

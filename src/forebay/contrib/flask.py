@@ -15,15 +15,25 @@ with Needs("flask", __name__):
     from flask import Blueprint, Flask, Response, current_app, request
     from werkzeug import exceptions
 
-from forebay.contrib.views import AppGates, NotInstalled, RuleOptions, Rules, Visit, remember_rules, rules_of, unstacked
-from forebay.core.limiter import Limiter
+from forebay.contrib.endpoints import Endpoint, TextLimit
+from forebay.contrib.views import (
+    AppGates,
+    Limit,
+    NotInstalled,
+    RuleOptions,
+    Rules,
+    Visit,
+    check_loop_of,
+    remember_rules,
+    rules_of,
+    unstacked,
+)
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import Answer, BodyLimit, ByteRate, Denial, Deny, Gate, Rule, WSGIMiddleware
+from forebay.web import Answer, Denial, Gate, WSGIMiddleware
 from forebay.web.answers import retry_after
 from forebay.web.native_requests import WSGIRequest
-from forebay.web.options import GateOptions
+from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import Environ
-from forebay.web.rules import check_event_loop
 from forebay.web.wsgi import Application, StartResponse, TrackedResponse
 
 __all__ = ["Limits", "ServiceUnavailable", "TooManyRequests"]
@@ -60,14 +70,17 @@ _ERRORS: Final[dict[int, type[_Denied]]] = {429: TooManyRequests, 503: ServiceUn
 class Limits:
     """The extension: ``Limits(app, rules)``, or ``limits = Limits(rules=rules)`` and later ``limits.init_app(app)``.
 
-    `rules` are charged for every request, and the limits of a view or blueprint before it is called. See ``Gate`` for
-    the arguments. Denials are raised, and go through the error handlers and ``after_request`` of the application.
+    `rules` are charged for every request, and the limits of a view or blueprint before it is called. `store` has the
+    limits that views give as text. See ``Gate`` for the other arguments. Denials are raised, and go through the error
+    handlers and ``after_request`` of the application.
     """
 
     def __init__(
         self,
         app: Flask | None = None,
-        rules: Iterable[Rule | Deny | BodyLimit | ByteRate] = (),
+        rules: GivenRules = (),
+        *,
+        store: Any = None,
         **options: Unpack[GateOptions],
     ) -> None:
         if app is not None and not isinstance(app, Flask):
@@ -75,7 +88,8 @@ class Limits:
                 f"Limits(app, rules), or Limits(rules=[...]): {short_repr(app)} is no Flask application"
             )
         self._gate = Gate(rules, **options, in_loop=False)
-        self._gates = AppGates(self._gate, **options, in_loop=False)
+        self._has_store = store is not None
+        self._gates = AppGates(self._gate, _endpoint, store, **options, in_loop=False)
         self._options = options
         # A visit's key in the environment: of these limits.
         self._visit_key = f"forebay.visit.{id(self)}"
@@ -95,17 +109,22 @@ class Limits:
         app.wsgi_app = visited  # type: ignore[method-assign]
         app.before_request(self._decide_for_all)
 
-    def limit(self, *limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
+    def limit(self, *limits: Limit, name: str | None = None, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
         """A decorator for views, beneath ``route``, and for blueprints; the options are those of ``Rule``.
 
-        Several limiters, and decorators directly above each other, are charged as one, all or none.
+        A limit is a limiter, a ``Rule``, a ``Deny``, or text such as ``"5/minute; 100/hour"``: token buckets of this
+        endpoint, or of `name`, in the `store` of these limits. Several limits, and decorators directly above each
+        other, are charged as one, all or none.
         """
-        rules = rules_of(limits, options)
-        check_event_loop(rules, in_loop=False)
+        rules = rules_of(limits, options, name)
+        check_loop_of(rules, in_loop=False)
+        if not self._has_store and any(isinstance(rule, TextLimit) for rule in rules):
+            raise InvalidLimiter(f"{short_repr(limits)}: limits as text are kept in a store: write Limits(store=...)")
 
         def decorate(view: View) -> View:
             if isinstance(view, Blueprint):
-                view.before_request(lambda: self._decide(rules))
+                blueprint = view.name
+                view.before_request(lambda: self._decide(rules, blueprint))
                 return view
             _check_view(view, "limit(...)")
             inner, all_rules = unstacked(view, rules)
@@ -132,7 +151,7 @@ class Limits:
         if self._gate.given:
             self._decide(None, is_exempt=self._has_exempted and _is_exempt())
 
-    def _decide(self, rules: Rules | None, is_exempt: bool = False) -> None:
+    def _decide(self, rules: Rules | None, blueprint: str | None = None, is_exempt: bool = False) -> None:
         environ = request.environ
         visit = environ.get(self._visit_key)
         if visit is None:
@@ -140,7 +159,10 @@ class Limits:
         # Flask has found the route by now, however the path was written.
         route = None if request.url_rule is None else request.url_rule.rule
         asked = WSGIRequest(environ, route)
-        answer = self._gates.decide_exempt(asked, visit) if is_exempt else self._gates.decide(asked, visit, rules)
+        if is_exempt:
+            answer = self._gates.decide_exempt(asked, visit)
+        else:
+            answer = self._gates.decide(asked, visit, rules, blueprint)
         if answer is None:
             return
         response = _response(answer)
@@ -184,6 +206,12 @@ class _TrackedResponse(TrackedResponse):
             added = [*denial.fields, *retry_after(denial.retry_after_s)]
             headers = [*headers, *(field for field in added if field[0].lower() not in names)]
         return super().start(status, headers, exc_info)
+
+
+def _endpoint(blueprint: str | None) -> Endpoint:
+    """The endpoint of the current request, in Flask's sense; a limit of a `blueprint` is another than the view's."""
+    of_blueprint = "" if blueprint is None else f" in {blueprint}"
+    return Endpoint(f"{current_app.name}.{request.endpoint}{of_blueprint}")
 
 
 def _check_view(view: Any, decorator: str) -> None:

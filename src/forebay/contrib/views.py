@@ -10,37 +10,63 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypedDict
 
+from forebay.contrib.endpoints import (
+    ANYWHERE,
+    Endpoint,
+    NotInstalled,
+    Rules,
+    TextLimit,
+    TextLimits,
+    checked_store,
+    endpoint_of,
+    text_limits,
+)
 from forebay.core.limiter import Limiter
-from forebay.errors import ForebayError, InvalidLimiter, short_repr
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration
-from forebay.web import AddressList, Answer, Ban, BodyLimit, ClientAddress, Denial, Gate, Passage, Request, Rule
+from forebay.web import (
+    AddressList,
+    Answer,
+    Ban,
+    BodyLimit,
+    ClientAddress,
+    Denial,
+    Deny,
+    Gate,
+    Passage,
+    Request,
+    Rule,
+)
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
+from forebay.web.request_ids import RequestId
+from forebay.web.rules import check_event_loop
 
 __all__ = [
+    "LIMITED",
     "AppGates",
     "AsyncVisit",
+    "Limit",
     "NotInstalled",
     "RuleOptions",
     "Rules",
     "Visit",
+    "check_loop_of",
     "remember_rules",
     "rules_of",
     "unstacked",
     "without_body_limits",
 ]
 
-Rules: TypeAlias = tuple[Rule, ...]
+Limit: TypeAlias = Limiter | Rule | Deny | str
+"""A limit of a view, as its decorator takes it."""
 
 # Their values are lists, which several limits extend; of other fields the last value counts.
 LIST_FIELDS: Final = frozenset({"RateLimit", "RateLimit-Policy", b"ratelimit", b"ratelimit-policy"})
 LIMITED: Final = "_forebay_limited"
+"""The attribute of a decorated view: its wrapper, the undecorated view, and its rules."""
 # For a gate that only checks rules: it needs no peer, so it warns of none.
 _ANY_CLIENT: Final = ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")
-
-
-class NotInstalled(ForebayError, RuntimeError):
-    """A view is limited, but the extension's middleware isn't around the application."""
 
 
 class RuleOptions(TypedDict, total=False):
@@ -57,6 +83,7 @@ class RuleOptions(TypedDict, total=False):
     most_delayed: int | None
     exempt: AddressList | Callable[[Request], bool | Awaitable[bool]] | None
     ban: Ban | None
+    request_id: RequestId | None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None
     status: int | None
     answer: Answer | Callable[[Request, Denial], Answer] | None
@@ -111,22 +138,45 @@ class AsyncVisit(Visit):
 
 
 class AppGates:
-    """The gates of one application: one for all requests, and one for each limited view."""
+    """The gates of one application: one for all requests, and one for each limited view.
 
-    def __init__(self, gate: Gate, **options: Any) -> None:
+    `endpoint_of` names the endpoint of a request, for limits as text, which are in `store`. `options`: of ``Gate``.
+    """
+
+    def __init__(
+        self, gate: Gate, endpoint_of: Callable[[Any], Endpoint] = endpoint_of, store: Any = None, **options: Any
+    ) -> None:
         self.gate = gate
+        self._endpoint_of = endpoint_of
         self._options = options | {"client": gate.client}
+        self._texts = TextLimits(checked_store(store, options.get("in_loop")))
         # By identity: rules may be unhashable, as their statuses may be a set.
         self._gates: dict[int, tuple[Rules, Gate]] = {}
+        self._gates_of_texts: dict[tuple[int, str, int], tuple[Rules, Endpoint, Gate]] = {}
 
-    def gate_of(self, rules: Rules) -> Gate:
-        if id(rules) not in self._gates:
-            self._gates[id(rules)] = rules, Gate(rules, **self._options)
-        return self._gates[id(rules)][1]
+    def gate_of(self, rules: Rules, source: Any = None) -> Gate:
+        """The gate of a view's rules. `source` is for `endpoint_of`."""
+        found = self._gates.get(id(rules))
+        if found is not None:
+            return found[1]
+        if any(isinstance(rule, TextLimit) and rule.name is None for rule in rules):
+            return self._gate_at(self._endpoint_of(source), rules)
+        gate = self._gate_of(ANYWHERE, rules)
+        self._gates[id(rules)] = rules, gate
+        return gate
 
-    def decide(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
+    def _gate_at(self, endpoint: Endpoint, rules: Rules) -> Gate:
+        place = id(rules), endpoint.name, id(endpoint.identity)
+        if place not in self._gates_of_texts:
+            self._gates_of_texts[place] = rules, endpoint, self._gate_of(endpoint, rules)
+        return self._gates_of_texts[place][2]
+
+    def _gate_of(self, endpoint: Endpoint, rules: Rules) -> Gate:
+        return Gate(self._texts.rules_at(endpoint, rules), **self._options)
+
+    def decide(self, request: Request, visit: Visit, rules: Rules | None = None, source: Any = None) -> Answer | None:
         """Charge a view's `rules`, or those for all requests. Returns the response if the request is denied."""
-        gate = self.gate if rules is None else self.gate_of(rules)
+        gate = self.gate if rules is None else self.gate_of(rules, source)
         passage = gate.admit(request)
         if isinstance(passage, Passage) and passage.cleanup is not None:
             passage.cleanup.wait_turn()
@@ -136,9 +186,11 @@ class AppGates:
         """As ``decide``, for a view that is exempt from the rules for all requests: each ``Deny`` applies to it."""
         return self._answer(self.gate, request, visit, self.gate.refused(request))
 
-    async def decide_async(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
+    async def decide_async(
+        self, request: Request, visit: Visit, rules: Rules | None = None, source: Any = None
+    ) -> Answer | None:
         """As ``decide``, in an event loop."""
-        gate = self.gate if rules is None else self.gate_of(rules)
+        gate = self.gate if rules is None else self.gate_of(rules, source)
         passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.admit(request)
         if isinstance(passage, Passage) and passage.cleanup is not None:
             await passage.cleanup.wait_turn_async()
@@ -156,38 +208,75 @@ class AppGates:
         return None
 
 
-def rules_of(limits: Iterable[Limiter | Rule], options: RuleOptions) -> Rules:
-    """A rule for each limiter, with these options; a ``Rule`` has its own. Raises ``InvalidLimiter``."""
-    rules = []
+def rules_of(limits: Iterable[Limit], options: RuleOptions, name: str | None = None) -> Rules:
+    """A rule for each limiter and each rate of a text, with these options; a ``Rule`` and a ``Deny`` have their own.
+
+    `name`: of limits as text, instead of the endpoint's. Raises ``InvalidLimiter`` and ``InvalidRate``.
+    """
+    rules: list[Rule | Deny | TextLimit] = []
+    has_text = is_several = False
     for limit in limits:
-        if isinstance(limit, Rule):
+        is_several = bool(rules)
+        if isinstance(limit, str):
+            texts = text_limits(limit, name, options)
+            has_text, is_several = True, is_several or len(texts) > 1
+            rules += texts
+        elif isinstance(limit, (Rule, Deny)):
             if options:
+                kind = type(limit).__name__
                 raise InvalidLimiter(
-                    f"{', '.join(options)}: beside a Rule, an option belongs into it, Rule(limiter, ...)"
+                    f"{', '.join(options)}: beside a {kind}, an option belongs into it, {kind}(limiter, ...)"
                 )
             rules.append(limit)
         else:
             rules.append(Rule(limit, **options))
     if not rules:
         raise InvalidLimiter("no limiter is given: write limited(TokenBucket(store, 'orders', '5/second'))")
-    # Rules that can't be charged together fail here, where they are written.
-    Gate(rules, client=_ANY_CLIENT)
+    if is_several and options.get("tiers"):
+        raise InvalidLimiter(
+            "tiers are those of one limiter, and each of several would charge them: write Rule(limiter, tiers=...)"
+        )
+    if name is not None and not has_text:
+        raise InvalidLimiter(f"name={name!r} is for limits as text: a limiter has a name")
+    _check_together(rules)
     return tuple(rules)
+
+
+def _check_together(rules: Iterable[Rule | Deny | TextLimit]) -> None:
+    """Rules that can't be charged together fail here, where they are written."""
+    Gate([rule for rule in rules if not isinstance(rule, TextLimit)], client=_ANY_CLIENT)
+
+
+def check_loop_of(rules: Rules, in_loop: bool) -> None:
+    """As ``check_event_loop``, for the limits of a view."""
+    known = [limit.rule if isinstance(limit, TextLimit) else limit for limit in rules]
+    check_event_loop([rule for rule in known if isinstance(rule, Rule)], in_loop)
 
 
 def without_body_limits(gate: Gate, for_size: str, for_rate: str) -> Gate:
     """The gate. Raises ``InvalidLimiter``, with one of these remedies, if it limits the size or the rate of bodies."""
-    for limit in gate.body_limits:
+    for limit in gate.given_body_limits:
         remedy = for_size if isinstance(limit, BodyLimit) else for_rate
         raise InvalidLimiter(f"{short_repr(limit)} comes too late here: {remedy}")
     return gate
+
+
+_stacked: Final[dict[tuple[int, int], tuple[Rules, Rules, Rules]]] = {}
+"""The rules of two decorators, and of both together: Django decorates a class's method anew for each request."""
 
 
 def unstacked(view: Callable[..., Any], rules: Rules) -> tuple[Any, Rules]:
     """The undecorated view and all its rules: decorators directly above each other are charged as one, all or none."""
     wrapper, inner, inner_rules = getattr(view, LIMITED, (None, view, ()))
     # functools.wraps copies the attribute to another package's decorator between ours: its wrapper is another one.
-    return (inner, rules_of((*rules, *inner_rules), {})) if wrapper is view else (view, rules)
+    if wrapper is not view:
+        return view, rules
+    place = id(rules), id(inner_rules)
+    if place not in _stacked:
+        together = (*rules, *inner_rules)
+        _check_together(together)
+        _stacked[place] = rules, inner_rules, together
+    return inner, _stacked[place][2]
 
 
 def remember_rules(wrapper: Callable[..., Any], view: Callable[..., Any], rules: Rules) -> None:

@@ -45,6 +45,7 @@ from forebay.rules.overrides import (
 from forebay.rules.places import Document, Path, path_text
 from forebay.rules.problems import Problems, did_you_mean
 from forebay.rules.reading import BROKEN
+from forebay.rules.refusals import BuiltDeny, Refusals
 from forebay.store import Store
 from forebay.web import ByteRate, ClientAddress, Rule
 from forebay.web.patterns import TOKEN, RequestPattern
@@ -68,7 +69,7 @@ _KINDS: Final[Mapping[type, Any]] = {
 }
 # Words of a rule that become options of a ByteRate, words that no ByteRate has, and words that only a ByteRate has.
 _OF_BODIES: Final = ("path", "methods", "ignore_case", "key", "tiers", "tier", "exempt")
-_OF_REQUESTS: Final = ("cost", "charge_on", "delay", "most_delayed", "response", "shadow")
+_OF_REQUESTS: Final = ("ban", "cost", "charge_on", "delay", "most_delayed", "response", "shadow")
 _OF_BYTES: Final = ("after", "most_wait", "most_held")
 _DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(FileRule)}
 
@@ -84,8 +85,12 @@ class BuiltRule:
     rules: Mapping[Effect, Sequence[Rule | ByteRate]]
 
 
-def build(file: RuleFile, document: Document, store: Any, functions: Functions, problems: Problems) -> list[BuiltRule]:
-    """Make the limiters in `store`, and the rules. Raises ``InvalidRuleFile`` with all problems of their meaning.
+def build(
+    file: RuleFile, document: Document, store: Any, functions: Functions, problems: Problems
+) -> list[BuiltDeny | BuiltRule]:
+    """Make the limiters in `store`, the deny lists and the rules.
+
+    Raises ``InvalidRuleFile`` with all problems of their meaning.
 
     A ``Store`` that is only for a check has no memory for many keys: `store` None makes one, and closes it at the end.
     """
@@ -114,17 +119,22 @@ class _Builder:
         limits = document.data.get("limits") if isinstance(document.data, dict) else None
         self._names = [name for name in limits if name] if isinstance(limits, dict) else []
 
-    def build(self) -> list[BuiltRule]:
+    def build(self) -> list[BuiltDeny | BuiltRule]:
         self._make_client()
         for name, limit in self._file.limits.items():
             self._make_limiter(name, limit)
+        self._refusals = Refusals(
+            self._file, self._document, self._store, self._client, self._refuse, self._refuse_word
+        )
+        denies = self._refusals.denies()
         built = [self._rule(rule, ("rules", number)) for number, rule in enumerate(self._file.rules)]
         self._check_names()
+        self._refusals.check_names(rule for rule in self._file.rules if rule is not BROKEN)
         if self._file.rules and BROKEN not in self._file.rules:
             self._check_tiers()
             self._check_limits()
         self._problems.raise_if_any()
-        return [rule for rule in built if rule is not None]
+        return [*denies, *[rule for rule in built if rule is not None]]
 
     def _refuse(self, path: Path, reason: object) -> None:
         self._problems.add(self._document.value(path), f"{path_text(path)}: {reason}")
@@ -235,7 +245,7 @@ class _Builder:
             return []
         response = response_of(spec)
         overrides = options["exempt"].overrides
-        denying = dict.fromkeys(("charge_on", "delay", "most_delayed"), None)
+        denying = dict.fromkeys(("ban", "charge_on", "delay", "most_delayed"), None)
         denying |= {"cost": 2, "status": response.status if response else DENIED}
         denying["answer"] = denied_answer(response, overrides)
         return self._made([limiter], {**options, **denying}, path)
@@ -273,6 +283,7 @@ class _Builder:
         options: dict[str, Any] = _given(
             spec, "path", "methods", "ignore_case", "cost", "delay", "most_delayed", "shadow"
         )
+        options |= self._refusals.ban_of(spec, path)
         if spec.delay:
             try:
                 as_delay_ns(spec.delay, "delay is")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from forebay.errors import short_repr
 from forebay.rules.building import BuiltRule
 from forebay.rules.overrides import DENY, effect_of
+from forebay.rules.refusals import BuiltDeny
 from forebay.web import ByteRate, Request, Rule
 from forebay.web.header_fields import allowance
 from forebay.web.patterns import RequestPattern
@@ -37,18 +38,37 @@ class Explanation:
     key: tuple[str, ...]
     cost: int
     limits: tuple[LimitUse, ...]
-    """Empty if an override exempts or denies the key."""
+    """Empty if an override exempts or denies the key, or a deny list the client's address."""
     override: str
     """``exempt``, ``deny`` or ``limits`` for a key with an override, else empty."""
     until: datetime | None
     shadow: bool
-    bytes: str
+    bytes: str = ""
     """The bodies whose bytes are charged; empty for a rule that charges requests."""
+    is_list: bool = False
+    """Whether it is a deny list: a request that one is for is refused, whatever the rules do."""
+    ban: str | None = None
+    """The name of the ban of its key, after too many denials."""
 
 
-def explain(built: Sequence[BuiltRule], request: Request) -> list[Explanation]:
-    """One for each rule of the file, in its order."""
-    return [_explanation(rule, request) for rule in built]
+def explain(built: Sequence[BuiltDeny | BuiltRule], request: Request) -> list[Explanation]:
+    """One for each deny list of the file, then one for each rule, in their order."""
+    return [
+        _explanation_of_list(rule, request) if isinstance(rule, BuiltDeny) else _explanation(rule, request)
+        for rule in built
+    ]
+
+
+def _explanation_of_list(built: BuiltDeny, request: Request) -> Explanation:
+    spec = built.spec
+    reasons = _reasons(built, request)
+    until = spec.until or None
+    if until is not None and until <= datetime.now(UTC):
+        reasons.append(f"it has ended, at {until.isoformat()}")
+    applies = not reasons
+    return Explanation(
+        spec.name, applies, tuple(reasons), (), 0, (), "", until if applies else None, False, is_list=True
+    )
 
 
 def _explanation(built: BuiltRule, request: Request) -> Explanation:
@@ -63,10 +83,13 @@ def _explanation(built: BuiltRule, request: Request) -> Explanation:
     key: Any = built.key(request)
     texts = (key,) if isinstance(key, str) else tuple(key)
     until = None if override is None else override.until
-    return Explanation(spec.name, True, (), texts, spec.cost, limits, what, until, spec.shadow, spec.bytes or "")
+    ban = None if effect == DENY else spec.ban or None
+    return Explanation(
+        spec.name, True, (), texts, spec.cost, limits, what, until, spec.shadow, spec.bytes or "", ban=ban
+    )
 
 
-def _reasons(built: BuiltRule, request: Request) -> list[str]:
+def _reasons(built: BuiltDeny | BuiltRule, request: Request) -> list[str]:
     spec, methods, paths = built.spec, request.methods, request.paths
     reasons = []
     if spec.methods and not RequestPattern.of(None, spec.methods, False).matches(methods, paths):

@@ -15,9 +15,10 @@ from forebay.rules.model import RuleFile
 from forebay.rules.places import Document
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
+from forebay.rules.refusals import BuiltDeny
 from forebay.store import Store
 from forebay.urls import connect, connect_async
-from forebay.web import ByteRate, Request, Rule
+from forebay.web import ByteRate, Deny, Request, Rule
 from forebay.web.functions import check_function, has_to_be_awaited
 
 __all__ = ["check", "load_rules"]
@@ -30,7 +31,7 @@ def load_rules(
     tier: Callable[[Request], str] | None = None,
     user: Callable[[Request], str | None] | None = None,
     in_loop: bool = False,
-) -> list[Rule | ByteRate]:
+) -> list[Deny | Rule | ByteRate]:
     """The rules of a TOML or YAML file, for a middleware: ``ASGIMiddleware(app, load_rules("limits.toml"))``.
 
     * `store`: where the limits are kept, if the file doesn't name it.
@@ -84,7 +85,7 @@ def load_rules(
     return [rule for one in built for rules in one.rules.values() for rule in rules]
 
 
-def check(file: str, data: bytes, functions: Functions) -> tuple[RuleFile, Document, list[BuiltRule]]:
+def check(file: str, data: bytes, functions: Functions) -> tuple[RuleFile, Document, list[BuiltDeny | BuiltRule]]:
     """The contents of a file, and its rules over a store of their own, which is closed. Opens no other store.
 
     Raises ``InvalidRuleFile`` with all problems.

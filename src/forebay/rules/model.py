@@ -15,9 +15,11 @@ with Needs("rules", __name__):
     from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
+    "BanPart",
     "BucketedWindowLimit",
     "ClientPart",
     "ConcurrencyLimit",
+    "FileDeny",
     "FileRule",
     "FixedWindowLimit",
     "LeakyBucketLimit",
@@ -171,6 +173,25 @@ class Override(_Part):
     deny: Switch = False
 
 
+class BanPart(_Part):
+    """Denies a key for a while after so many denials."""
+
+    denials: RateText
+    lasts: DurationText
+
+
+class FileDeny(_Part):
+    """Addresses whose requests are refused, until a time or for good."""
+
+    name: Name
+    address: Annotated[list[AddressText], Meta(min_length=1, description="a list of addresses and networks")]
+    path: PathText | Annotated[list[PathText], Meta(min_length=1)] | UnsetType = UNSET
+    methods: MethodText | Annotated[list[MethodText], Meta(min_length=1)] | UnsetType = UNSET
+    ignore_case: Switch | UnsetType = UNSET
+    until: Time | UnsetType = UNSET
+    response: Response | UnsetType = UNSET
+
+
 class FileRule(_Part):
     """Limits, and the requests that they are for."""
 
@@ -193,6 +214,7 @@ class FileRule(_Part):
     key: KeyText | Annotated[list[KeyText], Meta(min_length=1)] = "address"
     cost: Count = 1
     charge_on: Annotated[list[StatusText], Meta(min_length=1)] | UnsetType = UNSET
+    ban: Name | UnsetType = UNSET
     delay: DurationText | UnsetType = UNSET
     most_delayed: Count | UnsetType = UNSET
     bytes: Literal["responses", "requests"] | UnsetType = UNSET
@@ -212,6 +234,8 @@ class RuleFile(_Part):
     rules: Annotated[list[FileRule], Meta(min_length=1, description="a list of rules")]
     store: Annotated[str, Meta(description='a URL such as "shm:///shop?keys=1000000"')] | UnsetType = UNSET
     client: ClientPart | UnsetType = UNSET
+    bans: Annotated[dict[Name, BanPart], Meta(min_length=1, description="a table of bans by name")] | UnsetType = UNSET
+    deny: Annotated[list[FileDeny], Meta(min_length=1, description="a list of deny lists")] | UnsetType = UNSET
     tiers: Annotated[list[Name], Meta(min_length=1, description="a list of the names of all tiers")] | UnsetType = UNSET
 
 

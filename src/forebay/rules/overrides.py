@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from forebay.rules.conditions import Condition
 from forebay.rules.keys import RuleKey
-from forebay.rules.model import FileRule, Override
+from forebay.rules.model import FileDeny, FileRule, Override
 from forebay.web import Answer, Denial, Request
 from forebay.web.answers import quota_exceeded, retry_after
 from forebay.web.client import UnknownPeer
@@ -79,7 +79,7 @@ class Unless:
         return effect_of(self.overrides.active(request)) != self.effect
 
 
-def response_of(rule: FileRule) -> Answer | None:
+def response_of(rule: FileRule | FileDeny) -> Answer | None:
     """The response of the file, without the fields that a denial adds."""
     if not rule.response:
         return None

@@ -10,6 +10,7 @@ from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
 from forebay.web.refusals import refusal
 from forebay.web.request import Request
+from forebay.web.request_ids import RequestId
 from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule
 from forebay.web.wsgi import WSGIMiddleware
 
@@ -27,6 +28,7 @@ __all__ = [
     "Gate",
     "Passage",
     "Request",
+    "RequestId",
     "Rule",
     "WSGIMiddleware",
     "everyone",

@@ -18,6 +18,7 @@ __all__ = [
     "problem_report",
     "quota_exceeded",
     "reason_of",
+    "response_too_large",
     "retry_after",
     "status_line",
     "unavailable",
@@ -125,3 +126,8 @@ def body_too_large(max_bytes: int) -> Answer:
     }
     headers = (("Content-Type", "application/problem+json"),)
     return Answer(413, headers, json.dumps(report).encode())
+
+
+def response_too_large() -> Answer:
+    detail = "The response to this request is larger than this service sends."
+    return _problem(500, "about:blank", detail, None)

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from typing import Any, Final, TypeAlias, Unpack
 
 from forebay.web.answers import body_too_large, reason_of
-from forebay.web.byte_rates import ByteRate
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.fastpath import ASGIFastPath, SendWithFields, with_fields
 from forebay.web.gate import Gate
 from forebay.web.metered_asgi import metered
 from forebay.web.native_requests import ASGIRequest
-from forebay.web.options import GateOptions
+from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import BodyTooLarge, Scope, declares_more_than
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, outcome
+from forebay.web.response_limits import with_asgi_limit
+from forebay.web.rules import DISCONNECTED, Answer, Denial, outcome
 
 __all__ = ["ASGIMiddleware"]
 
@@ -42,7 +42,7 @@ class ASGIMiddleware(ASGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit | ByteRate],
+        rules: GivenRules,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
@@ -58,9 +58,11 @@ class ASGIMiddleware(ASGIFastPath):
         """A request that may have a body limit or a cleanup, or whose decision is awaited."""
         app = self.app
         if self.gate.body_limits and request.native["type"] == "http":
-            max_bytes = self.gate.max_body_bytes(request)
+            max_bytes, max_sent = self.gate.max_body_bytes(request), self.gate.max_response_bytes(request)
             if max_bytes is not None and declares_more_than(max_bytes, request):
                 return await send_answer(body_too_large(max_bytes), request.native, receive, send)
+            if max_sent is not None:
+                app = with_asgi_limit(app, max_sent)
             meters = await self.gate.byte_rates.admit_async(request) if self.gate.byte_rates else None
             if isinstance(meters, Denial):
                 return await self._deny(request, meters, receive, send)

@@ -39,7 +39,7 @@ class BanPlan:
         try:
             await request.resolve(self._keys_to_await)
         except UnknownPeer as error:
-            return self._plan.without_decisions(error)
+            return self._plan.without_decisions(error, request)
         return self._banned(request) or self._counted(request, await self._plan.admit_async(request))
 
     def _banned(self, request: Request) -> Denial | None:
@@ -47,7 +47,7 @@ class BanPlan:
         try:
             return self._ban_of(request)
         except DENYING_ERRORS as error:
-            return self._plan.denials.for_error(error)
+            return self._plan.denials.for_error(error, request)
 
     def _ban_of(self, request: Request) -> Denial | None:
         """The denial by the ban that lasts longest; None if no key is banned."""

@@ -191,7 +191,7 @@ class ByteRates:
             place = Place(rule.limiter, key, rate.after_bytes, rate.held_back, rate.most_wait_ns)
             decision: Decision = place.limiter.peek(key, place.most_at_once)
         except DENYING_ERRORS as error:
-            return denials.for_error(error)
+            return denials.for_error(error, request)
         if decision.retry_after_ns > rate.most_wait_ns or decision.reason == "no room":
             return denials.by_decisions(request, [rule], [decision])
         return place

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable, short_repr
@@ -143,10 +143,10 @@ class Denials:
         violated = tuple(Policy(rule.limiter).name for rule in denied_by)
         return Denial(rule, violated, decision, wait_s, tuple(fields), denied_by)
 
-    def for_error(self, error: Exception) -> Denial | None:
+    def for_error(self, error: Exception, request: Request) -> Denial | None:
         """For one of `DENYING_ERRORS`. None: the request is admitted although its limits could not be checked."""
         if isinstance(error, CostExceedsLimit):
-            return self._never(error)
+            return self._never(error, request)
         if isinstance(error, UnknownPeer):
             log_for_operator(f"answered by {self._unknown_rule.denial_status}", error)
             return Denial(self._unknown_rule, (), None, None, (), cause=UNKNOWN)
@@ -162,11 +162,13 @@ class Denials:
         """The store has no room for another key, and denies new ones."""
         return Denial(self._full_rule, (), None, whole_seconds_up(wait_ns), (), cause=FULL)
 
-    def _never(self, error: CostExceedsLimit) -> Denial:
-        rule = next((rule for rule in self._rules if rule.limiter.name == error.limiter), None)
-        if rule is None:
+    def _never(self, error: CostExceedsLimit, request: Request) -> Denial:
+        named = [rule for rule in self._rules if rule.limiter.name == error.limiter]
+        if not named:
             # The error of another limiter, which a key function called.
             raise error
+        # Limiters of several stores may have one name.
+        rule = next((rule for rule in named if len(named) > 1 and _raises(rule, error, request)), named[0])
         return Denial(rule, (Policy(rule.limiter).name,), None, None, (), (rule,))
 
     def _writer(self, rules: Sequence[Rule]) -> Writer:
@@ -175,3 +177,17 @@ class Denials:
             policies = [Policy(rule.limiter) for rule in rules]
             self._writers[identities] = header_writer(self._styles, policies, self._policies, False)
         return self._writers[identities]
+
+
+def _raises(rule: Rule, error: CostExceedsLimit, request: Request) -> bool:
+    """Whether the limiter of a rule refuses this request with such an error."""
+    limiter: Any = rule.limiter
+    if rule.cost_of(request) != error.cost:
+        return False
+    if rule.is_remote:
+        return bool(limiter.limit == error.limit)
+    try:
+        limiter.peek("", error.cost)
+    except CostExceedsLimit as own:
+        return own.limit == error.limit
+    return False

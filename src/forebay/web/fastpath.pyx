@@ -177,7 +177,7 @@ cdef class FastCharge:
                 cost = self.cost if self.cost_of is None else self.cost_of(request)
                 decided = self.hit(key, cost)
         except DENYING_ERRORS as error:
-            denial = self.denial_for(error)
+            denial = self.denial_for(error, request)
             return [] if denial is None else denial
         except (InvalidKey, InvalidCost) as error:
             if not self.is_one:

@@ -13,12 +13,13 @@ from forebay.web.addresses import AddressList
 from forebay.web.answers import answer_to
 from forebay.web.ban_plan import BanPlan
 from forebay.web.byte_rates import ByteRate, ByteRates
+from forebay.web.charging_once import check_together
 from forebay.web.client import PEERS, client_address
 from forebay.web.denials import by_list, log, log_denial
 from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
 from forebay.web.header_fields import checked_styles
-from forebay.web.options import OnDenied, checked_on_denied, is_enabled
+from forebay.web.options import GivenRules, OnDenied, checked_on_denied, is_enabled
 from forebay.web.patterns import PatternSet, UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
@@ -68,7 +69,7 @@ class Gate:
 
     def __init__(
         self,
-        rules: Iterable[Rule | Deny | BodyLimit | ByteRate],
+        rules: GivenRules,
         *,
         client: KeyFunction | None = None,
         headers: str | Iterable[str] = "draft-10",
@@ -85,6 +86,8 @@ class Gate:
         """With a rule for each tier."""
         self.body_limits = tuple(limit for limit in self.given if isinstance(limit, (BodyLimit, ByteRate)))
         """Limits of bodies: of their size, and of their bytes' rate."""
+        self.given_body_limits = self.body_limits
+        """Also if limits are switched off."""
         self._denies = tuple(deny for deny in self.given if isinstance(deny, Deny))
         self.client = PEERS if client is None else client
         if client is not None:
@@ -95,12 +98,15 @@ class Gate:
         metered = [limit.rule for limit in self.body_limits if isinstance(limit, ByteRate)]
         check_event_loop([*self._given, *metered], in_loop, self.client)
         _check_stores(self.rules)
+        check_together(self.rules)
         for rule in (*self.rules, *metered):
             if isinstance(rule.exempt, AddressList):
                 client_address(rule.key, self.client)
-        self._denied_client = client_address(None, self.client) if self._denies else PEERS
-        """The client for each ``Deny``."""
+        takes_client = any(deny.client is None for deny in self._denies)
+        self._denied_client = client_address(None, self.client) if takes_client else PEERS
+        """The client for each ``Deny`` without its own."""
         self._on_denied = checked_on_denied(on_denied)
+        self._secret = _partition_secret(self.rules) if partition_keys else b""
         if not is_enabled(enabled):
             self.given = self.rules = self.body_limits = self._denies = ()
             metered = []
@@ -115,14 +121,13 @@ class Gate:
         self.byte_rates = ByteRates(rates, self.client, self._when_unavailable)
         """They decide before the rules, so a request that they refuse is charged by none."""
         self._encoded = encoded
-        self._secret = _partition_secret(self.rules) if partition_keys else b""
         native: list[Any] = [rule.limiter for rule in (*self.rules, *with_tiers(metered)) if not rule.is_remote]
         warn_if_each_counts_alone([*native, *[ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]])
         for rule in self.rules:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
         keys = [rule.key or self.client for rule in (*self.rules, *metered)]
-        warn_if_clients_have_no_address([*keys, self.client] if self._denies else keys)
+        warn_if_clients_have_no_address([*keys, *[deny.client or self.client for deny in self._denies]])
         self._always, self._conditional = self._choices()
         self._patterns = PatternSet(rule.where for rule, _, _ in self._conditional)
         self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Choice]] = {}
@@ -133,6 +138,7 @@ class Gate:
             if has_to_be_awaited(function)
         ]
         self._unseen = UnseenPaths("rule", self.rules)
+        self._limits_responses = any(limit.responses for limit in self._sizes)
         self._unseen_by_limits = UnseenPaths("body limit", self._sizes)
         self._unseen_by_denies = UnseenPaths("Deny", self._denies)
         self._plans: dict[int, _Plan | None] = {0: None}
@@ -176,10 +182,18 @@ class Gate:
     def max_body_bytes(self, request: Request) -> int | None:
         if not self._sizes:
             return None
-        methods, paths = request.methods, request.paths
         if self._unseen_by_limits.unseen:
-            self._unseen_by_limits.observe(methods, paths)
-        return min((b.max_bytes for b in self._sizes if b.where.matches(methods, paths)), default=None)
+            self._unseen_by_limits.observe(request.methods, request.paths)
+        return self._least_max_bytes(request, responses=False)
+
+    def max_response_bytes(self, request: Request) -> int | None:
+        """As ``max_body_bytes``, of the response."""
+        return self._least_max_bytes(request, responses=True) if self._limits_responses else None
+
+    def _least_max_bytes(self, request: Request, *, responses: bool) -> int | None:
+        methods, paths = request.methods, request.paths
+        limits = [limit for limit in self._sizes if limit.responses is responses]
+        return min((limit.max_bytes for limit in limits if limit.where.matches(methods, paths)), default=None)
 
     def answer(self, request: Request, denial: Denial) -> Answer:
         """The response to a denied request. Call it once for each: it logs the denial, and calls `on_denied`."""
@@ -201,7 +215,8 @@ class Gate:
         if self._unseen_by_denies.unseen:
             self._unseen_by_denies.observe(methods, paths)
         for deny in self._denies:
-            if deny.where.matches(methods, paths) and (denial := by_list(deny, request, self._denied_client)):
+            client = deny.client or self._denied_client
+            if deny.where.matches(methods, paths) and (denial := by_list(deny, request, client)):
                 return denial
         return None
 

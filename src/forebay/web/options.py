@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 from forebay.errors import InvalidLimiter, LimitsDisabledWarning, short_repr
 from forebay.seldom import Seldom
@@ -15,15 +15,18 @@ from forebay.web.request import KeyFunction, Request
 from forebay.web.store_errors import WhenUnavailable
 
 if TYPE_CHECKING:
-    from forebay.web.rules import Denial
+    from forebay.web.byte_rates import ByteRate
+    from forebay.web.rules import BodyLimit, Denial, Deny, Rule
 
-__all__ = ["GateOptions", "OnDenied", "checked_on_denied", "is_enabled"]
+__all__ = ["GateOptions", "GivenRules", "OnDenied", "checked_on_denied", "is_enabled"]
 
 VARIABLE: Final = "FOREBAY_ENABLED"
 VALUES: Final = {"true": True, "false": False}
 _warning: Final = Seldom()
 
 OnDenied = Callable[[Request, "Denial"], object]
+GivenRules: TypeAlias = "Iterable[Rule | Deny | BodyLimit | ByteRate]"
+"""The rules of a middleware."""
 
 
 class GateOptions(TypedDict, total=False):

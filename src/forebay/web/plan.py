@@ -14,6 +14,7 @@ from forebay.errors import InvalidCost, InvalidKey
 from forebay.flows import Flow, run, run_async
 from forebay.rate import NS
 from forebay.store import Store
+from forebay.web.charging_once import ChargedOnce
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
 from forebay.web.denials import HOLDER_WAIT_S, Denials
@@ -35,11 +36,12 @@ PREFLIGHT: Final = "CORS preflight"
 
 
 class Plan:
-    """The rules in three groups, their keys and costs, and the header fields of their decisions.
+    """The rules in groups, their keys and costs, and the header fields of their decisions.
 
     * ``charged``: charged as one, by an ``AllOf``.
     * ``reserved``: charged before, and refunded if another rule denies, or at the end if `charge_on` says so. Also the
       rules that book a turn (`delay`), and those of another store than ``charged``.
+    * ``once``: charged once for a request and its retries, after all others. There is no ``charged`` then.
     * ``held``: permits of a ``Concurrency``.
     """
 
@@ -60,11 +62,14 @@ class Plan:
         self.held = [rule for rule in rules if rule.is_held]
         reserved = [rule for rule in rules if rule.is_reserved]
         last = _decided_last(rules)
+        once = [rule for rule in rules if rule.request_id is not None]
+        self.once = ChargedOnce(once) if once else None
         charged: list[Rule] = []
         elsewhere: list[Rule] = []
         for rule in rules:
-            if not rule.is_held and not rule.is_reserved:
-                (charged if rule.is_leased or rule.limiter.store is last else elsewhere).append(rule)
+            if not rule.is_held and not rule.is_reserved and rule.request_id is None:
+                is_last = not once and (rule.is_leased or rule.limiter.store is last)
+                (charged if is_last else elsewhere).append(rule)
         # Last those that can't take back a charge once later charges stand behind it.
         charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
         # The rules that exceed one AllOf, and those of another store, stay charged whatever the response is.
@@ -73,9 +78,11 @@ class Plan:
         # Those of Redis last, in the order of the decisions of a plan over it.
         self.reserved = sorted(reserved, key=lambda rule: rule.is_remote and not rule.is_leased)
         self.charged = charged[excess:]
-        self._all = [*self.charged, *self.reserved, *self.held]
+        self._decided = [*self.charged, *self.reserved, *once]
+        """In the order of their decisions."""
+        self._all = [*self._decided, *self.held]
         # Held permits have no remaining number to show: it changes without a request. Hidden rules show nothing.
-        self._shown = [rule for rule in [*self.charged, *self.reserved] if not rule.is_hidden]
+        self._shown = [rule for rule in self._decided if not rule.is_hidden]
         policies = [Policy(rule.limiter) for rule in [*self._shown, *self.held] if not rule.is_hidden]
         self.write = header_writer(styles, policies[: len(self._shown)], policies, encoded)
         self.denials = Denials(self._all, rules[0], policies, styles, self.partitions, when_unavailable)
@@ -95,7 +102,7 @@ class Plan:
         try:
             await request.resolve(self._functions_to_await)
         except UnknownPeer as error:
-            return self.without_decisions(error)
+            return self.without_decisions(error, request)
         return await self._admit_resolved(request)
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
@@ -169,11 +176,10 @@ class Plan:
         return self._costs_of(request) if self._cost is None else self._cost
 
     def _decisions_shown(self, decisions: Sequence[Decision]) -> Sequence[Decision]:
-        """The decisions to show, of those of ``charged`` and ``reserved``."""
+        """The decisions to show, of those of all rules that aren't held."""
         if len(decisions) == len(self._shown):
             return decisions
-        rules = [*self.charged, *self.reserved]
-        return [decision for rule, decision in zip(rules, decisions, strict=True) if not rule.is_hidden]
+        return [decision for rule, decision in zip(self._decided, decisions, strict=True) if not rule.is_hidden]
 
     def _reserve_one(self, rule: Rule, request: Request, cleanup: RequestCleanup) -> Decision | Denial:
         """Reserve by a rule of a ``Store``."""
@@ -204,7 +210,7 @@ class Plan:
             partitions = self.partitions(request)
             decisions = yield from self._charge_flow(request, cleanup)
         except DENYING_ERRORS as error:
-            return self._after(error, cleanup)
+            return self._after(error, request, cleanup)
         except BaseException:
             cleanup.roll_back()
             raise
@@ -240,16 +246,16 @@ class Plan:
             cleanup.hold(rule, lease)
         return None
 
-    def without_decisions(self, error: Exception) -> Passage | Denial:
+    def without_decisions(self, error: Exception, request: Request) -> Passage | Denial:
         """For one of `DENYING_ERRORS`."""
-        denial = self.denials.for_error(error)
+        denial = self.denials.for_error(error, request)
         return Passage(()) if denial is None else denial
 
-    def _after(self, error: Exception, cleanup: RequestCleanup) -> Passage | Denial:
+    def _after(self, error: Exception, request: Request, cleanup: RequestCleanup) -> Passage | Denial:
         """As ``without_decisions``. If the request is admitted, what other stores have allowed stays charged."""
         is_admitted = False
         try:
-            passage = self.without_decisions(error)
+            passage = self.without_decisions(error, request)
             is_admitted = not isinstance(passage, Denial)
         finally:
             if not is_admitted:
@@ -303,7 +309,7 @@ class LocalPlan(Plan):
             partitions = self.partitions(request)
             decisions = self._charge(request, cleanup)
         except DENYING_ERRORS as error:
-            return self._after(error, cleanup)
+            return self._after(error, request, cleanup)
         except BaseException:
             cleanup.roll_back()
             raise
@@ -313,7 +319,19 @@ class LocalPlan(Plan):
         return self._passage(decisions, partitions, cleanup)
 
     def _charge(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
-        """The decisions of ``charged`` and ``reserved``. The caller rolls back if it is denied."""
+        """The decisions of all rules that aren't held. The caller rolls back if it is denied."""
+        decisions = self._charge_anew(request, cleanup)
+        if self.once is None or isinstance(decisions, Denial):
+            return decisions
+        rules = self.once.rules
+        keys = [self._key_of(rule, request) for rule in rules]
+        is_allowed, of_once = self.once.charge(request, keys, [rule.cost_of(request) for rule in rules])
+        if not is_allowed:
+            return self.denials.by_decisions(request, rules, of_once)
+        return [*decisions, *of_once]
+
+    def _charge_anew(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
+        """The decisions of ``charged`` and ``reserved``."""
         reserved = self._reserve(self.reserved, request, cleanup)
         if isinstance(reserved, Denial):
             return reserved
@@ -406,7 +424,7 @@ class RedisPlan(Plan):
                 partitions = self.partitions(request)
                 decisions = await self._hit_each(self._keys(request), self._costs(request))
             except DENYING_ERRORS as error:
-                return self.without_decisions(error)
+                return self.without_decisions(error, request)
             return self._passage(decisions, partitions) if all(decisions) else self.denial(request, decisions)
         patience = self._store.executor.patience()
         return await run_async(self._admit_flow(request, RequestCleanup(patience, BackgroundRelease(patience))))

@@ -19,7 +19,7 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_delay_ns
 from forebay.web.addresses import AddressList
 from forebay.web.bans import Ban
-from forebay.web.client import client_address
+from forebay.web.client import ClientAddress, client_address
 from forebay.web.functions import (
     check_function,
     check_statuses,
@@ -32,6 +32,7 @@ from forebay.web.functions import (
 from forebay.web.keys import everyone
 from forebay.web.patterns import TOKEN, RequestPattern
 from forebay.web.request import KeyFunction, Request
+from forebay.web.request_ids import RequestId, check_request_id
 from forebay.web.turns import HeldBack
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Rule:
       ``AddressList``: the rule does not apply to clients in it. Their address is that of `key`, if it is a
       ``ClientAddress``, or else that of the gate's `client`; a client without a known address isn't exempt.
     * `ban`: a ``Ban``, by which a key with too many denials is denied for a while.
+    * `request_id`: a ``RequestId``, by which a client's retry of a request isn't charged again. Without one, each
+      attempt is charged.
     * `charge_on`: statuses of responses that stay charged, as in ``{401, 403}`` for failed logins or
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Other responses get
       their permits back. The permits are taken before the handler runs, so concurrent guesses can't exceed the limit. A
@@ -181,6 +184,7 @@ class Rule:
     most_delayed: int | None = None
     exempt: AddressList | Callable[[Request], bool | Awaitable[bool]] | None = None
     ban: Ban | None = None
+    request_id: RequestId | None = None
     charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
@@ -229,6 +233,8 @@ class Rule:
             check_statuses("charge_on", self.charge_on)
         if self.charge_on is not None and self.is_held:
             raise InvalidLimiter(f"{self.limiter!r} gets every permit back: charge_on has no effect on it")
+        if self.request_id is not None:
+            check_request_id(self)
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
         object.__setattr__(self, "delay_ns", self._checked_delay_ns())
         object.__setattr__(self, "held_back", HeldBack(self.most_delayed))
@@ -346,10 +352,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class BodyLimit:
-    """How many bytes a request's body may have. A larger one is answered by 413, before or while it is read."""
+    """How many bytes a request's body may have. A larger one is answered by 413, before or while it is read.
+
+    With `responses`, how many a response's may have. A response that states a larger length is replaced by a 500. Of
+    another, the server closes the connection when it exceeds the limit. Either is logged as an error.
+    """
 
     max_bytes: int
     _: KW_ONLY
+    responses: bool = False
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
     ignore_case: bool = False
@@ -358,6 +369,8 @@ class BodyLimit:
     def __post_init__(self) -> None:
         if isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int) or self.max_bytes < 0:
             raise InvalidLimiter(f"max_bytes is a whole number of bytes, not {short_repr(self.max_bytes)}")
+        if not isinstance(self.responses, bool):
+            raise InvalidLimiter(f"responses is True or False, not {short_repr(self.responses)}")
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
 
 
@@ -368,8 +381,8 @@ class Deny:
     `path`, `methods` and `ignore_case` are those of ``Rule``. `status`: of the refusal. `answer`: sent instead of the
     problem report, an ``Answer`` or a callable that takes the ``Request`` and the ``Denial`` and returns one.
 
-    A refused request is charged by no rule. The address is that of the gate's `client`, a ``ClientAddress``; where the
-    server reports none, as over a Unix socket, the request is answered by 500. Raises ``InvalidLimiter``.
+    A refused request is charged by no rule. The address is that of `client`, or of the gate's, a ``ClientAddress``;
+    where the server reports none, as over a Unix socket, the request is answered by 500. Raises ``InvalidLimiter``.
     """
 
     addresses: AddressList
@@ -379,6 +392,7 @@ class Deny:
     ignore_case: bool = False
     status: int = 403
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
+    client: ClientAddress | None = None
     where: RequestPattern = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -387,6 +401,8 @@ class Deny:
                 f"a Deny is for an AddressList, not {short_repr(self.addresses)}: write "
                 'Deny(AddressList("203.0.113.7"))'
             )
+        if self.client is not None and not isinstance(self.client, ClientAddress):
+            raise InvalidLimiter(f"client is a ClientAddress, not {short_repr(self.client)}")
         if self.status is None:
             raise InvalidLimiter("status is an HTTP status such as 403, not None")
         _check_response(self.status, self.answer)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 from forebay.web.answers import body_too_large, status_line
-from forebay.web.byte_rates import ByteRate
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.fastpath import Passage, WSGIFastPath
 from forebay.web.gate import Gate
 from forebay.web.metered_wsgi import MeteredApplication
 from forebay.web.native_requests import WSGIRequest
-from forebay.web.options import GateOptions
+from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import BodyTooLarge, Environ, declares_more_than
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, outcome
+from forebay.web.response_limits import with_wsgi_limit
+from forebay.web.rules import DISCONNECTED, Answer, Denial, outcome
 
 __all__ = ["WSGIMiddleware"]
 
@@ -35,7 +35,7 @@ class WSGIMiddleware(WSGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit | ByteRate],
+        rules: GivenRules,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
@@ -44,9 +44,11 @@ class WSGIMiddleware(WSGIFastPath):
     def _respond_bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
         """A request whose body or response may have limits of its own."""
         app, gate = self.app, self.gate
-        max_bytes = gate.max_body_bytes(request)
+        max_bytes, max_sent = gate.max_body_bytes(request), gate.max_response_bytes(request)
         if max_bytes is not None and declares_more_than(max_bytes, request):
             return _send(body_too_large(max_bytes), request, start_response)
+        if max_sent is not None:
+            app = with_wsgi_limit(app, max_sent)
         meters = gate.byte_rates.admit(request) if gate.byte_rates else None
         if isinstance(meters, Denial):
             return _send(gate.answer(request, meters), request, start_response)

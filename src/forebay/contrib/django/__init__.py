@@ -24,21 +24,23 @@ with Needs("django", __name__):
 with Needs("django", __name__):
     from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
+from forebay.contrib.endpoints import Endpoint, endpoint_of
 from forebay.contrib.views import (
     AppGates,
     AsyncVisit,
+    Limit,
     NotInstalled,
     RuleOptions,
     Rules,
     Visit,
+    check_loop_of,
     remember_rules,
     rules_of,
     unstacked,
     without_body_limits,
 )
-from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import DISCONNECTED, Answer, Gate, Rule
+from forebay.web import DISCONNECTED, Answer, Gate
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
 from forebay.web.rules import check_event_loop, outcome
@@ -168,7 +170,7 @@ def make_gates() -> AppGates:
     }
     gate = Gate(setting("RULES"), **options)
     remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
-    return AppGates(without_body_limits(gate, remedy, remedy), **options)
+    return AppGates(without_body_limits(gate, remedy, remedy), _endpoint, setting("STORE"), **options)
 
 
 _gates = cache(make_gates)
@@ -240,31 +242,33 @@ class LimitsMiddleware:
         return response
 
 
-def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
+def limited(*limits: Limit, name: str | None = None, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
     """A decorator for views, sync and async; the options are those of ``Rule``.
 
-    Several limiters, and decorators directly above each other, are charged as one, all or none. Needs the middleware.
+    A limit is a limiter, a ``Rule``, a ``Deny``, or text such as ``"5/minute; 100/hour"``: token buckets of this view,
+    or of `name`, in ``FOREBAY["STORE"]``. Several limits, and decorators directly above each other, are charged as one,
+    all or none. Needs the middleware.
     For a class: ``limited(...)(TheView.as_view())``, or ``method_decorator(limited(...), "dispatch")``.
     """
-    rules = rules_of(limits, options)
+    rules = rules_of(limits, options, name)
 
     def decorate(view: View) -> View:
         _check_view(view, "limited(...)")
         inner, all_rules = unstacked(view, rules)
-        check_event_loop(rules, iscoroutinefunction(inner))
+        check_loop_of(rules, iscoroutinefunction(inner))
         decide_first: Callable[..., Any]
         if iscoroutinefunction(inner):
 
             @wraps(inner)
             async def decide_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-                response = await _decide_async(request, _visit_of(request), all_rules)
+                response = await _decide_async(request, _visit_of(request), all_rules, inner)
                 return await inner(request, *arguments, **named) if response is None else response
 
         else:
 
             @wraps(inner)
             def decide_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-                response = _decide(DjangoRequest(request), _visit_of(request), all_rules)
+                response = _decide(DjangoRequest(request), _visit_of(request), all_rules, inner)
                 return inner(request, *arguments, **named) if response is None else response
 
         remember_rules(decide_first, inner, all_rules)
@@ -319,12 +323,25 @@ def _visit_of(request: HttpRequest) -> Visit:
     return visit
 
 
-def _decide(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
-    return _response(_gates().decide(request, visit, rules))
+def _decide(
+    request: DjangoRequest, visit: Visit, rules: Rules | None = None, view: Any = None
+) -> HttpResponseBase | None:
+    return _response(_gates().decide(request, visit, rules, (request.django, view)))
 
 
 def _decide_exempt(request: HttpRequest, visit: Visit) -> HttpResponseBase | None:
     return _response(_gates().decide_exempt(DjangoRequest(request), visit))
+
+
+def _endpoint(source: tuple[HttpRequest, Any]) -> Endpoint:
+    """The view of a request, or its method that is limited, which Django decorates anew for each request."""
+    request, view = source
+    match = request.resolver_match
+    if match is None:
+        raise InvalidLimiter("a limit as text is of a view that Django has found by a request's path: write name=...")
+    endpoint = endpoint_of(match.func)
+    is_method = isinstance(endpoint.identity, type) and not hasattr(view, "view_class") and not hasattr(view, "cls")
+    return Endpoint(f"{endpoint.name}.{view.__name__}", endpoint.identity) if is_method else endpoint
 
 
 def _response(answer: Answer | None) -> HttpResponseBase | None:
@@ -333,14 +350,16 @@ def _response(answer: Answer | None) -> HttpResponseBase | None:
     return HttpResponse(answer.body, status=answer.status, headers=dict(answer.fields))
 
 
-async def _decide_async(request: HttpRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
+async def _decide_async(
+    request: HttpRequest, visit: Visit, rules: Rules | None = None, view: Any = None
+) -> HttpResponseBase | None:
     async_request = _AsyncRequest(request)
     try:
-        return _response(await _gates().decide_async(async_request, visit, rules))
+        return _response(await _gates().decide_async(async_request, visit, rules, (request, view)))
     except _UserUnknown:
         # Nothing has been taken, or all of it was released.
         await async_request.fetch_user()
-        return _response(await _gates().decide_async(async_request, visit, rules))
+        return _response(await _gates().decide_async(async_request, visit, rules, (request, view)))
 
 
 def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> None:

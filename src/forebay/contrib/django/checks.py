@@ -16,10 +16,11 @@ from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from forebay.contrib.django import SETTINGS, make_gates, options, setting
+from forebay.contrib.endpoints import TextLimit
+from forebay.contrib.views import LIMITED
 from forebay.errors import short_repr
 from forebay.store import Store
 from forebay.web import Gate, Rule
-from forebay.web.rules import is_redis
 
 __all__ = ["check_deployment", "check_settings"]
 
@@ -38,7 +39,7 @@ def check_settings(app_configs: object = None, **_: Any) -> list[CheckMessage]:
     return (
         [message for name in given for message in _check_value(name)]
         or list(_check_rules())
-        or [*_check_middleware(), *_check_throttles()]
+        or [*_check_middleware(), *_check_throttles(), *_check_texts()]
     )
 
 
@@ -84,7 +85,7 @@ def _check_value(name: str) -> Iterator[CheckMessage]:
             id="forebay.E001",
         )
         return
-    if name == "STORE" and value is not None and not isinstance(value, Store) and not is_redis(value):
+    if name == "STORE" and value is not None and not _is_store(value):
         yield Error(
             f'FOREBAY["STORE"] is a Store, a RedisStore or the dotted path of one, not {short_repr(value)}',
             hint='Write store = Store("shop", keys=100_000) into a module, and "STORE": "that.module.store".',
@@ -96,6 +97,10 @@ def _check_value(name: str) -> Iterator[CheckMessage]:
             hint='Write client = ClientAddress(...) into a module, and "CLIENT": "that.module.client".',
             id="forebay.E001",
         )
+
+
+def _is_store(value: object) -> bool:
+    return isinstance(value, Store) or (hasattr(value, "make_limiter") and not isinstance(value, type))
 
 
 def _check_rules() -> Iterator[CheckMessage]:
@@ -179,7 +184,9 @@ def _check_throttles() -> Iterator[CheckMessage]:
 
         from forebay.contrib.rest_framework import SimpleRateThrottle, make_limiter
 
-        classes: Any = [*api_settings.DEFAULT_THROTTLE_CLASSES, *_throttles_of(patterns)]
+        views = (getattr(view, "cls", None) for view in _views_of(patterns))
+        throttles = [throttle for view in views for throttle in getattr(view, "throttle_classes", ())]
+        classes: Any = [*api_settings.DEFAULT_THROTTLE_CLASSES, *throttles]
     except (ImportError, ImproperlyConfigured) as error:
         yield Error(f"REST framework's throttles can't be imported: {error}", id="forebay.E004")
         return
@@ -222,8 +229,19 @@ def _url_patterns() -> list[Any]:
     return []
 
 
-def _throttles_of(patterns: Iterable[Any]) -> Iterator[Any]:
-    """The ``throttle_classes`` of REST framework's views."""
+def _views_of(patterns: Iterable[Any]) -> Iterator[Any]:
     for pattern in patterns:
-        yield from _throttles_of(getattr(pattern, "url_patterns", ()))
-        yield from getattr(getattr(getattr(pattern, "callback", None), "cls", None), "throttle_classes", ())
+        yield from _views_of(getattr(pattern, "url_patterns", ()))
+        if getattr(pattern, "callback", None) is not None:
+            yield pattern.callback
+
+
+def _check_texts() -> Iterator[CheckMessage]:
+    """Limits of views as text, whose limiters the first request makes. Those of methods of a class are unknown here."""
+    for view in [] if setting("STORE") is not None else _views_of(_url_patterns()):
+        if any(isinstance(limit, TextLimit) for limit in getattr(view, LIMITED, (None, None, ()))[2]):
+            yield Error(
+                f"{short_repr(view)} has a limit as text, which is kept in a store, and FOREBAY has none",
+                hint='Add "STORE": "shop.limits.store", the dotted path of a Store.',
+                id="forebay.E006",
+            )

@@ -114,7 +114,7 @@ class FastCharge:
             cost = self._cost if self._cost_of is None else self._cost_of(request)
             decided = self._hit(key, cost)
         except DENYING_ERRORS as error:
-            denial = self._denial_for(error)
+            denial = self._denial_for(error, request)
             return [] if denial is None else denial
         except (InvalidKey, InvalidCost) as error:
             if not self._is_one:
