@@ -29,7 +29,7 @@
 #define FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW 4 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the counts of other hosts */
 #define FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW 5 /* the same, of a window that slides */
 #define FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET 6 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the charges of this host */
-#define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as all larger numbers */
+#define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as the numbers up to 14 */
 #define FOREBAY_ALGORITHM_LEAKY_BUCKET 8 /* of a limiter */
 #define FOREBAY_ALGORITHM_MIN_INTERVAL 9 /* of a limiter */
 #define FOREBAY_ALGORITHM_FIXED_WINDOW 10 /* of a limiter */
@@ -37,6 +37,8 @@
 #define FOREBAY_ALGORITHM_LEASED_TOKEN_BUCKET 12 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_FIXED_WINDOW 13 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_SLIDING_WINDOW 14 /* of a limiter over a `LeasedStore` */
+#define FOREBAY_ALGORITHM_SHEDDER 15 /* of a load shedder; its extent's words are its measurements */
+#define FOREBAY_SHEDDER_WORDS 4 /* words of a load shedder, in an extent for one key that is never stored */
 #define FOREBAY_MAX_LOG_LIMIT 8388608 /* largest limit of a sliding log, and most words of its cells */
 #define FOREBAY_MAX_BUCKETS 65536 /* most buckets of a bucketed window, and most words of its cells */
 #define FOREBAY_MAX_KEPT_BITS 32 /* most bits of a bucketed window's state that stay with its cell */

@@ -33,7 +33,7 @@ from forebay.contrib.views import (
 )
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import DISCONNECTED, BodyLimit, Deny, Gate, Rule
+from forebay.web import DISCONNECTED, BodyLimit, Deny, Gate, Rule, Shed
 from forebay.web.functions import has_to_be_awaited
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
@@ -112,7 +112,7 @@ def _root_of(match: web.UrlMappingMatchInfo) -> str:
 
 def setup(
     app: web.Application,
-    rules: Iterable[Rule | Deny | BodyLimit] = (),
+    rules: Iterable[Rule | Deny | Shed | BodyLimit] = (),
     **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app` and its sub-applications, and install the limits of their handlers.
@@ -124,7 +124,7 @@ def setup(
 
 
 def middleware(
-    rules: Iterable[Rule | Deny | BodyLimit] = (),
+    rules: Iterable[Rule | Deny | Shed | BodyLimit] = (),
     **options: Unpack[GateOptions],
 ) -> Middleware:
     """The middleware that ``setup`` installs, for ``web.Application(middlewares=[...])``.

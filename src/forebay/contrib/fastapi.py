@@ -21,7 +21,7 @@ with Needs("fastapi", __name__):
 
 from forebay.contrib.views import AppGates, AsyncVisit, NotInstalled, RuleOptions, rules_of
 from forebay.core.limiter import Limiter
-from forebay.web import Answer, ASGIMiddleware, BodyLimit, Denial, Deny, Gate, Passage, Rule
+from forebay.web import Answer, ASGIMiddleware, BodyLimit, Denial, Deny, Gate, Passage, Rule, Shed
 from forebay.web.answers import reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
 from forebay.web.native_requests import ASGIRequest
@@ -51,7 +51,7 @@ class LimitDenied(HTTPException):
 
 def setup(
     app: Starlette,
-    rules: Iterable[Rule | Deny | BodyLimit] = (),
+    rules: Iterable[Rule | Deny | Shed | BodyLimit] = (),
     **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app`, and install the limits of its routes.
@@ -101,7 +101,7 @@ class LimitsMiddleware:
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit] = (),
+        rules: Iterable[Rule | Deny | Shed | BodyLimit] = (),
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app

@@ -18,7 +18,7 @@ with Needs("flask", __name__):
 from forebay.contrib.views import AppGates, NotInstalled, RuleOptions, Rules, Visit, remember_rules, rules_of, unstacked
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import Answer, BodyLimit, Denial, Deny, Gate, Rule, WSGIMiddleware
+from forebay.web import Answer, BodyLimit, Denial, Deny, Gate, Rule, Shed, WSGIMiddleware
 from forebay.web.answers import retry_after
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions
@@ -67,7 +67,7 @@ class Limits:
     def __init__(
         self,
         app: Flask | None = None,
-        rules: Iterable[Rule | Deny | BodyLimit] = (),
+        rules: Iterable[Rule | Deny | Shed | BodyLimit] = (),
         **options: Unpack[GateOptions],
     ) -> None:
         if app is not None and not isinstance(app, Flask):

@@ -9,7 +9,7 @@ from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
 from forebay.web.refusals import refusal
 from forebay.web.request import Request
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule
+from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, Shed
 from forebay.web.wsgi import WSGIMiddleware
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Passage",
     "Request",
     "Rule",
+    "Shed",
     "WSGIMiddleware",
     "everyone",
     "header",

@@ -13,7 +13,7 @@ from forebay.web.gate import Gate
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Scope, declares_more_than
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, outcome
+from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, Shed, outcome
 
 __all__ = ["ASGIMiddleware"]
 
@@ -40,7 +40,7 @@ class ASGIMiddleware(ASGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | Shed | BodyLimit],
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app

@@ -21,8 +21,9 @@ from forebay.web.options import OnDenied, checked_on_denied, is_enabled
 from forebay.web.patterns import PatternSet, UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
-from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, check_event_loop, kind_of, with_tiers
+from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, Shed, check_event_loop, kind_of, with_tiers
 from forebay.web.shadow import ShadowedPlan
+from forebay.web.sheds import Sheds
 from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
@@ -39,7 +40,8 @@ _Plan: TypeAlias = Plan | BanPlan | ShadowedPlan
 class Gate:
     """Decides whether a request may be handled; the middlewares and the frameworks' extensions call it.
 
-    `rules` are ``Rule``, ``Deny`` and ``BodyLimit``. Each ``Deny`` is checked before the rules. Limiters may be in
+    `rules` are ``Rule``, ``Deny``, ``Shed`` and ``BodyLimit``. Each ``Deny`` is checked first, then each ``Shed``, in
+    their order, and then the rules. Limiters may be in
     several ``Store``s and in one ``RedisStore``, or leased. The host's limits decide first, and give back what they
     took if Redis denies. `client` is the key function of rules without a `key`. `headers` names the fields of
     responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of
@@ -67,7 +69,7 @@ class Gate:
 
     def __init__(
         self,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | Shed | BodyLimit],
         *,
         client: KeyFunction | None = None,
         headers: str | Iterable[str] = "draft-10",
@@ -90,7 +92,7 @@ class Gate:
         for what, value in (("partition_keys", partition_keys), ("encoded", encoded)):
             if not isinstance(value, bool):
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
-        check_event_loop(self._given, in_loop, self.client)
+        check_event_loop(self.given, in_loop, self.client)
         _check_stores(self.rules)
         for rule in self.rules:
             if isinstance(rule.exempt, AddressList):
@@ -100,16 +102,20 @@ class Gate:
         self._on_denied = checked_on_denied(on_denied)
         if not is_enabled(enabled):
             self.given = self.rules = self.body_limits = self._denies = ()
-        self.is_awaited = has_to_be_awaited(self.client) or any(
-            rule.is_awaited or rule.functions_to_await for rule in self.rules
-        )
-        self.has_cleanups = any(rule.is_reserved or rule.is_held for rule in self.rules)
-        self._styles = checked_styles(headers)
         self._when_unavailable = checked_when_unavailable(when_unavailable)
+        self._sheds = Sheds([shed for shed in self.given if isinstance(shed, Shed)], self._when_unavailable)
+        self.is_awaited = (
+            has_to_be_awaited(self.client)
+            or self._sheds.is_awaited
+            or any(rule.is_awaited or rule.functions_to_await for rule in self.rules)
+        )
+        self.has_cleanups = bool(self._sheds) or any(rule.is_reserved or rule.is_held for rule in self.rules)
+        self._styles = checked_styles(headers)
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
-        warn_if_each_counts_alone([*native, *[ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]])
+        bans = [ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]
+        warn_if_each_counts_alone([*native, *bans, *self._sheds.limiters])
         for rule in self.rules:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
@@ -130,12 +136,16 @@ class Gate:
         self._plans: dict[int, _Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
         plan = self._plan_of(self._always) if self._always else None
-        self.admit = self.enter if self._conditional or self._denies or plan is None else plan.admit
+        is_plain = plan is not None and not self._conditional and not self._denies and not self._sheds
+        self.admit = plan.admit if plan is not None and is_plain else self.enter
 
     def enter(self, request: Request) -> Passage | Denial | None:
         """Whether this request may be handled; None: no rule is for it."""
         if self._denies and (denial := self.refused(request)) is not None:
             return denial
+        return self._sheds.enter(request, self._limited) if self._sheds else self._limited(request)
+
+    def _limited(self, request: Request) -> Passage | Denial | None:
         plan = self._plan_for(request)
         return None if plan is None else plan.admit(request)
 
@@ -157,12 +167,18 @@ class Gate:
         if self._denies and (denial := self.refused(request)) is not None:
             return denial
         resolved: Any = ResolvedRequest(request)
+        if self._sheds:
+            return await self._sheds.enter_async(resolved, self._limited_async)
+        return await self._limited_async(resolved)
+
+    async def _limited_async(self, resolved: ResolvedRequest) -> Passage | Denial | None:
+        request: Any = resolved
         if self._awaited_first:
             methods, paths = request.methods, request.paths
             await resolved.resolve(
                 function for rule, function in self._awaited_first if rule.where.matches(methods, paths)
             )
-        plan = self._plan_for(resolved)
+        plan = self._plan_for(request)
         return None if plan is None else await plan.admit_async(resolved)
 
     def max_body_bytes(self, request: Request) -> int | None:
@@ -271,17 +287,17 @@ def _tell_of_no_spacing(limiter: Any) -> None:
         )
 
 
-def _listed(rules: Any) -> tuple[Rule | Deny | BodyLimit, ...]:
-    """Raises ``InvalidLimiter`` for anything but ``Rule``, ``Deny`` and ``BodyLimit``."""
+def _listed(rules: Any) -> tuple[Rule | Deny | Shed | BodyLimit, ...]:
+    """Raises ``InvalidLimiter`` for anything but ``Rule``, ``Deny``, ``Shed`` and ``BodyLimit``."""
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.
         raise InvalidLimiter(
-            f"rules are of Rule, Deny and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
+            f"rules are of Rule, Deny, Shed and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
         )
-    listed = (rules,) if isinstance(rules, (Rule, Deny, BodyLimit)) or not isinstance(rules, Iterable) else tuple(rules)
+    listed = (rules,) if isinstance(rules, (Rule, Deny, Shed, BodyLimit)) or not isinstance(rules, Iterable) else tuple(rules)
     for rule in listed:
-        if not isinstance(rule, (Rule, Deny, BodyLimit)):
-            raise InvalidLimiter(f"rules are of Rule, Deny and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
+        if not isinstance(rule, (Rule, Deny, Shed, BodyLimit)):
+            raise InvalidLimiter(f"rules are of Rule, Deny, Shed and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
     return listed
 
 

@@ -12,7 +12,7 @@ from forebay.web.gate import Gate
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Environ, declares_more_than
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, outcome
+from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, Shed, outcome
 
 __all__ = ["WSGIMiddleware"]
 
@@ -32,7 +32,7 @@ class WSGIMiddleware(WSGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | Shed | BodyLimit],
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app

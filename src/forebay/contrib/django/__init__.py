@@ -196,7 +196,7 @@ class LimitsMiddleware:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
         gate = _gates().gate
-        check_event_loop(gate.rules, iscoroutinefunction(get_response), gate.client)
+        check_event_loop(gate.given, iscoroutinefunction(get_response), gate.client)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
 
