@@ -15,8 +15,8 @@ that has stopped for a whole window, that window leaves the word unchanged.
 
 **Crash and stall.** The two words are estimates of their own, each valid whatever the other is: a process that is
 killed between the two CASes has changed one of them. A process that is killed with requests in flight adds no sample
-for them, and its slots are free as soon as another process looks. A process that stops for longer than its leases adds
-none either, because its slots were lost.
+for them, and its slots are free as soon as another process looks. A request whose lease has ended adds none either: its
+process has stopped for longer than that, or has not renewed it.
 
 **Damage.** Any word is a state: a limit is cut to what the algorithm allows.
 """
@@ -84,7 +84,7 @@ class AdaptiveLimit(Shedder):
         self._window_ns = as_period_ns(window)
         self._slots = slots_of(store, name, self.algorithm.most, lease)
         self.slots, self.lease_ns = self.algorithm.most, self._slots.lease_ns
-        self._words = SharedWords(store, name, KIND, self.slots, self._window_ns)
+        self.words = SharedWords(store, name, KIND, self.slots, self._window_ns)
 
     def __repr__(self) -> str:
         return f"<AdaptiveLimit {self.name!r} {type(self.algorithm).__name__}, up to {self.slots}>"
@@ -97,12 +97,12 @@ class AdaptiveLimit(Shedder):
     @property
     def limit(self) -> int:
         """How many requests may be in flight now."""
-        return int(self._estimate(self._words.load(LIMIT)))
+        return int(self._estimate(self.words.load(LIMIT)))
 
     @property
     def latency(self) -> float:
         """The long latency in seconds; 0 if it isn't known yet, or with an ``AIMD``."""
-        return _long_of(self._words.load(LONG)).latency_us / 1e6
+        return _long_of(self.words.load(LONG)).latency_us / 1e6
 
     @property
     def in_flight(self) -> int:
@@ -129,18 +129,21 @@ class AdaptiveLimit(Shedder):
         if outcome == "ignored":
             return
         now_ns = self.store.now_ns()
+        if now_ns - admission.renewed_ns >= self.lease_ns:
+            # The process has stood still: that is no latency of the backend.
+            return
         latency_us = max(now_ns - admission.begun_ns, 0) // 1000
         is_used = 2 * admission.in_flight >= self.limit
         one = Samples.first(now_ns // self._window_ns, latency_us, is_used, outcome == "dropped")
-        closed = add_sample(self._words, SAMPLES, one)
+        closed = add_sample(self.words, SAMPLES, one)
         if closed is not None:
             self._update(closed)
 
     def _update(self, window: Window) -> None:
-        limit_word, long_word = self._words.load(LIMIT), self._words.load(LONG)
+        limit_word, long_word = self.words.load(LIMIT), self.words.load(LONG)
         limit, long = self.algorithm.after(self._estimate(limit_word), _long_of(long_word), window)
-        self._words.replace(LONG, long_word, _long_word(long))
-        self._words.replace(LIMIT, limit_word, round(limit * LIMIT_UNIT))
+        self.words.replace(LONG, long_word, _long_word(long))
+        self.words.replace(LIMIT, limit_word, round(limit * LIMIT_UNIT))
 
     def _estimate(self, word: int) -> float:
         algorithm = self.algorithm

@@ -83,7 +83,8 @@ class Gradient2:
             return Estimate(limit, long)
         long = self._long_after(long, short_us)
         # The gradient is that of the long latency before it shrinks.
-        kept = long._replace(latency_us=long.latency_us * DRIFT) if long.latency_us > 2 * short_us else long
+        drift = DRIFT if long.latency_us > 2 * short_us else 1.0
+        kept = LongLatency(long.latency_us * drift, long.windows)
         if not window.is_used:
             return Estimate(limit, kept)
         gradient = max(0.5, min(1.0, self.tolerance * long.latency_us / short_us))

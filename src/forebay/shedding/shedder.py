@@ -34,7 +34,7 @@ class Admission:
     *Threads*: safe. *Fork*: the request belongs to the process that admitted it.
     """
 
-    __slots__ = ("_leases", "_shedder", "allowed", "begun_ns", "in_flight")
+    __slots__ = ("_leases", "_shedder", "allowed", "begun_ns", "in_flight", "renewed_ns")
 
     def __init__(
         self, shedder: Shedder, leases: tuple[Lease, ...] | None, begun_ns: int = 0, in_flight: int = 0
@@ -44,6 +44,8 @@ class Admission:
         self.allowed = leases is not None
         self.begun_ns = begun_ns
         """When its work began, by the store's clock, if the shedder needs that."""
+        self.renewed_ns = begun_ns
+        """When its leases began, as ``begun_ns``."""
         self.in_flight = in_flight
         """How many requests were in flight then, with this one, if the shedder needs that."""
 
@@ -59,6 +61,8 @@ class Admission:
         """Begin the leases of its slots anew."""
         for lease in self._leases:
             lease.renew()
+        if self.renewed_ns:
+            self.renewed_ns = self._shedder.store.now_ns()
 
     def end(self, outcome: Outcome = "done") -> None:
         """The request has ended. A second call does nothing. Raises ``ValueError`` for an unknown outcome."""
@@ -67,8 +71,8 @@ class Admission:
         leases, self._leases = self._leases, ()
         if leases:
             self._shedder.ending(self)
-            # Each of them, and in reverse. A lease that is released twice, or has ended, says so.
-            is_held = all([lease.release() for lease in reversed(leases)])
+            # Each of them. Of two threads that end a request at once, one gives its slots back.
+            is_held = all([lease.release() for lease in leases])
             self._shedder.ended(self, outcome if is_held else "ignored")
 
     def __enter__(self) -> Self:
@@ -138,11 +142,11 @@ def checked_store(kind: type, store: Any, name: Any) -> None:
     """Raises ``InvalidLimiter``."""
     if not isinstance(store, Store):
         raise InvalidLimiter(
-            f"a {kind.__name__} counts the requests of one host, in its memory, and {short_repr(store)} is no Store: "
+            f"a shedder counts the requests of one host, in its memory, and {short_repr(store)} is no Store: "
             f'write {kind.__name__}(Store("shop", keys=1000), ...)'
         )
     if not isinstance(name, str):
-        raise InvalidLimiter(f'a {kind.__name__} has a name such as "web", not {short_repr(name)}')
+        raise InvalidLimiter(f'the name of a shedder is text such as "web", not {short_repr(name)}')
 
 
 def checked_priorities(kind: type, priorities: Any, most: int) -> tuple[str, ...]:
@@ -150,7 +154,7 @@ def checked_priorities(kind: type, priorities: Any, most: int) -> tuple[str, ...
     names = tuple(priorities) if isinstance(priorities, Iterable) and not isinstance(priorities, (str, bytes)) else ()
     if not 2 <= len(names) <= most or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise InvalidLimiter(
-            f"a {kind.__name__} has from 2 to {most} priorities, each once and the most important first, as "
+            f"{kind.__name__} has from 2 to {most} priorities, each once and the most important first, as "
             f'["critical", "default"], not {short_repr(priorities)}'
         )
     return names

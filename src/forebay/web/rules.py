@@ -510,7 +510,8 @@ def check_event_loop(
 
     `in_loop`: whether the rules are checked in an event loop; None: unknown. Raises ``InvalidLimiter``.
     """
-    rules = with_tiers(rule for rule in (given := list(given)) if isinstance(rule, Rule))
+    given = list(given)
+    rules = with_tiers(rule for rule in given if isinstance(rule, Rule))
     functions = [client] if has_to_be_awaited(client) else []
     functions += [one for rule in given if isinstance(rule, (Rule, Shed)) for one in rule.functions_to_await]
     if functions and in_loop is False:

@@ -299,7 +299,7 @@ def _check_view(view: Any, decorator: str) -> None:
 
 def _is_exempt(request: HttpRequest) -> bool:
     """Whether the request's view is exempt. The view is resolved only if there is an exempt one."""
-    if not _gates().gate.rules:
+    if not _gates().gate.given:
         return False
     resolver = get_resolver(getattr(request, "urlconf", None))
     # This imports the views, the first time.
