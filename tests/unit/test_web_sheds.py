@@ -135,11 +135,11 @@ def test_an_adaptive_limit_learns_from_responses(site: MakeSite, store: Store, c
     for _ in range(60):
         limited.request()
         limits.append(limit.limit)
-    # Each ten requests take a second, and are a window. At least half of two were in flight, and less than half of three.
+    # Each ten requests take a second, and are a window. One in flight is at least half of two, and less of three.
     assert limits[0] == 2
     # A 404 is a sample, an error of the handler is none, and a 503 is a drop.
     assert set(limits[20:40]) == {3}
-    assert min(limits[40:]) == 2
+    assert min(limits[41:]) < limits[40]
     assert limit.in_flight == 0
 
 

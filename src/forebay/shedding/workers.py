@@ -88,7 +88,7 @@ class BusyWorkers(Shedder):
         self._tick_ns = interval_ns // TICKS
         self._slots = slots_of(store, name, workers, lease)
         self.slots, self.lease_ns = workers, self._slots.lease_ns
-        self._words = SharedWords(store, name, KIND, workers, interval_ns)
+        self.words = SharedWords(store, name, KIND, workers, interval_ns)
 
     def __repr__(self) -> str:
         return f"<BusyWorkers {self.name!r} {self.slots}>"
@@ -125,11 +125,11 @@ class BusyWorkers(Shedder):
 
     def _observed(self) -> Any:
         """The word now. Counts the ticks that have passed."""
-        word = self._words.load(LEVEL)
+        word = self.words.load(LEVEL)
         tick = self.store.now_ns() // self._tick_ns
         if LevelState.of(word).tick == tick:
             return word
         moved = after(word, tick, self.busy * UNIT // self.slots, self._thresholds)
         # A loser goes on with what it has computed, which differs by a request in flight at most.
-        self._words.replace(LEVEL, word, moved)
+        self.words.replace(LEVEL, word, moved)
         return moved
