@@ -17,6 +17,7 @@ __all__ = ["LEASE", "Admission", "Outcome", "Shedder", "checked_priorities", "ch
 Outcome: TypeAlias = Literal["done", "dropped", "ignored"]
 """How a request ended: it was answered; what it needs refused it or timed out; or it says nothing about the load."""
 
+OUTCOMES: Final = get_args(Outcome)
 LEASE: Final = "60s"
 RETRY_AFTER_S: Final = 1.0
 ALL: Final = "all"
@@ -66,7 +67,7 @@ class Admission:
 
     def end(self, outcome: Outcome = "done") -> None:
         """The request has ended. A second call does nothing. Raises ``ValueError`` for an unknown outcome."""
-        if outcome not in get_args(Outcome):
+        if outcome not in OUTCOMES:
             raise ValueError(f'an outcome is "done", "dropped" or "ignored", not {short_repr(outcome)}')
         leases, self._leases = self._leases, ()
         if leases:
