@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -51,7 +50,7 @@ def running(command: list[str], environ: dict[str, str], ready: str | int) -> It
             time.sleep(0.1)
         yield
     finally:
-        process.send_signal(signal.SIGQUIT)
+        process.terminate()
         process.wait()
 
 

@@ -122,9 +122,9 @@ typedef struct ForebayExtentEntry {
     uint32_t limiter; /* number of the limiter whose it is */
     uint32_t algorithm; /* the limiter's */
     uint32_t words_per_cell; /* words of each of its cells; of a log, one per permit; of a bucketed window, one per bucket */
-    uint32_t low_bits; /* bits of a state below its time and, except in a synced window, kept bits of a cell; 0 for a concurrency limit and a synced bucket */
-    uint64_t limit; /* permits of a log or a concurrency limit; 0 for others: those of any limit share it */
-    uint64_t period_ns; /* of a log or a synced window its window, of a bucketed window the length of a bucket; 0 for others */
+    uint32_t low_bits; /* bits of a state below its time and, except in a synced window, kept bits of a cell; 0 for a concurrency limit and a synced bucket; of a load shedder its kind */
+    uint64_t limit; /* permits of a log or a concurrency limit, slots of a load shedder; 0 for others: those of any limit share it */
+    uint64_t period_ns; /* of a log or a synced window its window, of a bucketed window the length of a bucket, of a load shedder its interval; 0 for others */
 } __attribute__((aligned(64))) ForebayExtentEntry;
 _Static_assert(sizeof(ForebayExtentEntry) == 64, "size of ExtentEntry");
 _Static_assert(offsetof(ForebayExtentEntry, identity) == 0, "offset of ExtentEntry.identity");
