@@ -104,7 +104,18 @@ def measure(shedder: str) -> list[list[tuple[int, float]]]:
         stack.enter_context(running([sys.executable, "shedding_app.py", path], {}, path))
         command = [
             *(sys.executable, "-m", "gunicorn", "shedding_app:make_app()", "-b", f"127.0.0.1:{port}"),
-            *("-k", "gthread", "-w", str(WORKERS), "--threads", str(THREADS), "--log-level", "critical", "--graceful-timeout", "1"),
+            *(
+                "-k",
+                "gthread",
+                "-w",
+                str(WORKERS),
+                "--threads",
+                str(THREADS),
+                "--log-level",
+                "critical",
+                "--graceful-timeout",
+                "1",
+            ),
         ]
         environ = {"SHEDDER": shedder, "SHEDDING_STORE": name, "SHEDDING_BACKEND": path}
         stack.enter_context(running(command, environ, port))

@@ -184,9 +184,17 @@ def outcome_of(service: Service) -> Outcome:
 
 
 def simulate(mode: str) -> Outcome:
+    # A BusyWorkers draws from Python's own generator.
+    random.seed(SEED)
     service = Service(MODES[mode])
     service.run()
     return outcome_of(service)
+
+
+def row_of(mode: str, outcome: Outcome) -> str:
+    """A row of the page's table."""
+    parts = ", ".join(f"{part:.0%}" for part in outcome.good_parts.values())
+    return f"| {mode} | {outcome.settled_goodput:.0%} | {outcome.settled_p99_s * 1000:,.0f} ms | {parts} |"
 
 
 def main() -> None:
@@ -194,8 +202,7 @@ def main() -> None:
     print("| shedder | goodput, of the capacity | p99 | answered of critical, default, test |")
     print("| --- | ---: | ---: | ---: |")
     for mode, one in outcomes.items():
-        parts = ", ".join(f"{part:.0%}" for part in one.good_parts.values())
-        print(f"| {mode} | {one.settled_goodput:.0%} | {one.settled_p99_s * 1000:,.0f} ms | {parts} |")
+        print(row_of(mode, one))
     if "--write" in sys.argv[1:]:
         known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
         known["simulation"] = {

@@ -36,8 +36,8 @@ class StepWords:
         if not self.matches(number, seen):
             return False
         before, after = Samples.of(seen), Samples.of(value)
-        if after.count <= before.count:
-            self.closed_counts.append(before.count)
+        if after.samples <= before.samples:
+            self.closed_counts.append(before.samples)
         self.values[number] = value
         return True
 

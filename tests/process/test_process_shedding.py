@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 
 import pytest
 from process_helpers import Crew, SharedNumbers, Worker, wait_until
@@ -46,7 +45,7 @@ def test_a_killed_worker_leaves_the_reserved_slots_as_they_were(crew: Crew) -> N
 
 
 def test_a_killed_worker_is_not_busy(crew: Crew, clock: ManualClock) -> None:
-    workers = BusyWorkers(Store.private(keys=1, clock=clock), "workers", 4, PRIORITIES, lease="1 hour")
+    workers = BusyWorkers(Store.private(keys=1, clock=clock), "workers", 4, PRIORITIES, lease="1 hour", interval="1s")
     holder = start_holder(crew, workers, 4, "critical")
     for _ in range(5):
         clock.advance(1)
@@ -92,7 +91,7 @@ def test_processes_share_what_they_measure(crew: Crew, name: str, clock: ManualC
     with Store(name, keys=1, clock=clock) as store:
         limit = AdaptiveLimit(store, "backend", AIMD(initial=5))
         crew.run(4, work)
-        assert Samples.of(limit.words.load(SAMPLES)).count == 400
+        assert Samples.of(limit.words.load(SAMPLES)).samples == 400
         clock.advance(1)
         held = [limit.admit() for _ in range(5)]
         assert not limit.admit()
@@ -107,41 +106,40 @@ def test_no_more_requests_are_in_flight_than_the_limit(crew: Crew, kills: int) -
     """However many processes ask, and are killed meanwhile. Each process has a number that says what it holds."""
     size = 6
     limit = AdaptiveLimit(Store.private(keys=1), "backend", AIMD(initial=3, least=3, most=3), lease="1 hour")
-    held = SharedNumbers(size)
-    stop = SharedNumbers(1)
+    held, admitted, stop = SharedNumbers(size), SharedNumbers(size), SharedNumbers(1)
 
-    def work(number: int) -> int:
-        admitted = 0
+    def work(number: int) -> None:
         while not stop[0]:
             admission = limit.admit()
             if admission:
                 held[number] = 1
                 assert sum(held) <= 3
-                admitted += 1
+                admitted[number] += 1
                 held[number] = 0
                 admission.end()
-        return admitted
 
     workers = [crew.start(work, number) for number in range(size)]
     draw = random.Random(25)
-    timer = threading.Timer(1.5, stop.__setitem__, (0, 1))
-    timer.start()
     for _ in range(kills):
         number = draw.randrange(size)
-        # A killed process holds nothing: its number says so before others can take its slot.
+        before = sum(admitted)
+        wait_until(lambda before=before: sum(admitted) > before + 20, "some requests were admitted")
         workers[number].pause()
+        # A killed process holds nothing: its number says so before others can take its slot.
         held[number] = 0
         workers[number].kill()
         workers[number] = crew.start(work, number)
-    timer.join()
-    assert sum(worker.result() for worker in workers) > 0
+    before = sum(admitted)
+    wait_until(lambda: sum(admitted) > before + 500, "more requests were admitted")
+    stop[0] = 1
+    crew.results(workers)
     wait_until(lambda: limit.in_flight == 0, "the end of all requests")
 
 
 def test_a_shedder_that_was_made_before_a_fork_works_on_both_sides(crew: Crew, clock: ManualClock) -> None:
     store = Store.private(keys=1, clock=clock)
     fleet = ReservedSlots(store, "fleet", 3, {"critical": 1, "test": 0})
-    workers = BusyWorkers(store, "workers", 2, PRIORITIES)
+    workers = BusyWorkers(store, "workers", 2, PRIORITIES, interval="1s")
     mine = fleet.admit("test")
 
     def child() -> tuple[bool, bool, int]:
@@ -166,7 +164,7 @@ def test_a_shedder_that_was_made_before_a_fork_works_on_both_sides(crew: Crew, c
 def test_a_worker_that_stops_in_the_middle_of_its_steps_holds_none_up(crew: Crew, clock: ManualClock) -> None:
     """Stopped after it has read the word, and before its CAS: another process counts the tick, and its CAS fails."""
     store = Store.private(keys=1, clock=clock)
-    workers = BusyWorkers(store, "workers", 1, PRIORITIES)
+    workers = BusyWorkers(store, "workers", 1, PRIORITIES, interval="1s")
     workers.admit("critical")
     clock.advance(1)
     shared = SharedNumbers(1)

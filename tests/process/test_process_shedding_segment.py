@@ -25,7 +25,10 @@ def write(name: str, offset: int, *words: int) -> None:
 
 
 def use(store: Store) -> list[AdaptiveLimit | BusyWorkers]:
-    shedders = [BusyWorkers(store, "workers", 4, ["critical", "test"]), AdaptiveLimit(store, "search", AIMD())]
+    shedders = [
+        BusyWorkers(store, "workers", 4, ["critical", "test"], interval="1s"),
+        AdaptiveLimit(store, "search", AIMD()),
+    ]
     ReservedSlots(store, "fleet", 100, {"critical": 20, "test": 0}).admit("test")
     for shedder in shedders:
         shedder.admit("critical" if shedder.priorities else None).end()

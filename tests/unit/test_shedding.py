@@ -126,7 +126,7 @@ def test_a_priority_that_is_not_known_is_refused(store: Store) -> None:
 
 
 def test_a_shedder_is_for_a_store_of_a_host(store: Store) -> None:
-    with pytest.raises(InvalidLimiter, match="a shedder counts the requests of one host, .* BusyWorkers"):
+    with pytest.raises(InvalidLimiter, match=r"a shedder counts the requests of one host, .* BusyWorkers"):
         BusyWorkers(None, "workers", 4, PRIORITIES)  # type: ignore[arg-type]
     with pytest.raises(InvalidLimiter, match='the name of a shedder is text such as "web", not 3'):
         AdaptiveLimit(store, 3)  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def test_a_clock_that_goes_back_keeps_the_level() -> None:
 
 
 def test_nothing_is_shed_before_the_first_interval_has_ended(store: Store, clock: ManualClock) -> None:
-    workers = BusyWorkers(store, "workers", 4, PRIORITIES)
+    workers = BusyWorkers(store, "workers", 4, PRIORITIES, interval="1s")
     held = admit(workers, 4, "test")
     assert all(held)
     assert workers.busy == 4
@@ -221,7 +221,7 @@ def test_nothing_is_shed_before_the_first_interval_has_ended(store: Store, clock
 
 
 def test_workers_that_are_busy_for_long_are_seen_by_the_next_request(store: Store, clock: ManualClock) -> None:
-    workers = BusyWorkers(store, "workers", 4, PRIORITIES)
+    workers = BusyWorkers(store, "workers", 4, PRIORITIES, interval="1s")
     for _ in range(4):
         workers.admit("critical")
     clock.advance(10)
@@ -234,7 +234,7 @@ def test_busy_time_counts_and_not_the_number_of_requests(store: Store, clock: Ma
     """Half of the time all workers are busy, in which nothing else happens; then a thousand requests come to idle
     workers, and each finds none of them busy.
     """
-    workers = BusyWorkers(store, "workers", 1, PRIORITIES, above=0.6, below=0.4)
+    workers = BusyWorkers(store, "workers", 1, PRIORITIES, above=0.6, below=0.4, interval="1s")
     for _ in range(40):
         with workers.admit("critical"):
             clock.advance(0.5)
@@ -251,7 +251,7 @@ def test_busy_time_counts_and_not_the_number_of_requests(store: Store, clock: Ma
 
 
 def test_a_level_is_the_part_that_is_shed(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = BusyWorkers(store, "workers", 1, PRIORITIES, step=0.25)
+    workers = BusyWorkers(store, "workers", 1, PRIORITIES, step=0.25, interval="1s")
     draw = random.Random(22)
     monkeypatch.setattr(random, "random", draw.random)
     workers.admit("critical")
@@ -264,8 +264,8 @@ def test_a_level_is_the_part_that_is_shed(store: Store, clock: ManualClock, monk
 def test_stores_of_one_name_share_the_level(make_name: Any, clock: ManualClock) -> None:
     name = make_name()
     with Store(name, keys=100, clock=clock) as one, Store(name, keys=100, clock=clock) as other:
-        here = BusyWorkers(one, "workers", 2, PRIORITIES)
-        there = BusyWorkers(other, "workers", 2, PRIORITIES)
+        here = BusyWorkers(one, "workers", 2, PRIORITIES, interval="1s")
+        there = BusyWorkers(other, "workers", 2, PRIORITIES, interval="1s")
         assert here.admit("critical")
         assert there.admit("critical")
         for _ in range(5):
@@ -276,9 +276,9 @@ def test_stores_of_one_name_share_the_level(make_name: Any, clock: ManualClock) 
 
 def test_shedders_show_what_they_are(store: Store) -> None:
     assert repr(ReservedSlots(store, "fleet", 10, {"a": 1, "b": 0})) == "<ReservedSlots 'fleet' 10>"
-    assert repr(BusyWorkers(store, "workers", 4, PRIORITIES)) == "<BusyWorkers 'workers' 4>"
+    assert repr(BusyWorkers(store, "workers", 4, PRIORITIES, interval="1s")) == "<BusyWorkers 'workers' 4>"
     assert repr(AdaptiveLimit(store, "search")) == "<AdaptiveLimit 'search' Gradient2, up to 200>"
-    for shedder in (BusyWorkers(store, "workers", 4, PRIORITIES), AdaptiveLimit(store, "search")):
+    for shedder in (BusyWorkers(store, "workers", 4, PRIORITIES, interval="1s"), AdaptiveLimit(store, "search")):
         [limiter] = shedder.limiters
         assert isinstance(limiter, Concurrency)
         assert limiter.name == shedder.name

@@ -39,7 +39,7 @@ def test_gradient_lets_the_limit_grow_while_the_latency_is_usual() -> None:
 
 def test_gradient_lowers_the_limit_as_the_latency_rises() -> None:
     algorithm = Gradient2(long_windows=10**6)
-    # 1.5 × 10 ms / 20 ms = 0.75
+    # 1.5 * 10 ms / 20 ms = 0.75
     assert algorithm.after(20.0, USUAL, Window(20_000.0, True, False)).limit == pytest.approx(
         0.8 * 20 + 0.2 * (0.75 * 20 + 4), rel=1e-4
     )
@@ -171,7 +171,7 @@ def lost_samples(words_class: type[StepWords], record: Callable[[str, object], N
         for words, results in schedules:
             # Each latency is 1 ms, so the mean of a window is, too: what is missing shows in the counts.
             assert all(mean_us == 1000 for result in results for mean_us in result)
-            counted = Samples.of(words.values[0]).count + sum(words.closed_counts)
+            counted = Samples.of(words.values[0]).samples + sum(words.closed_counts)
             lost += counted != before + processes * len(windows)
         walked += schedules.walked
     record("schedules of processes that add samples", walked)

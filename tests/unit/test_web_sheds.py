@@ -91,7 +91,7 @@ def test_w21_the_lowest_priority_is_shed_first_little_by_little_and_comes_back_s
 ) -> None:
     draw = random.Random(21)
     monkeypatch.setattr(random, "random", draw.random)
-    workers = BusyWorkers(store, "workers", 16, ["critical", "default", "test"], step=0.25)
+    workers = BusyWorkers(store, "workers", 16, ["critical", "default", "test"], step=0.25, interval="1s")
     limited = site([Shed(workers, priority=importance)])
 
     def parts_shed() -> list[float]:
@@ -144,7 +144,7 @@ def test_an_adaptive_limit_learns_from_responses(site: MakeSite, store: Store, c
 
 
 def test_a_request_counts_until_its_response_was_sent(kind: Kind, store: Store) -> None:
-    workers = BusyWorkers(store, "workers", 4, ["critical", "test"])
+    workers = BusyWorkers(store, "workers", 4, ["critical", "test"], interval="1s")
     shed = Shed(workers, priority=lambda request: "critical")
     busy: list[int] = []
 
@@ -171,7 +171,7 @@ def test_a_request_counts_until_its_response_was_sent(kind: Kind, store: Store) 
 
 
 def test_a_handler_that_raises_ends_the_request(site: MakeSite, store: Store) -> None:
-    workers = BusyWorkers(store, "workers", 4, ["critical", "test"])
+    workers = BusyWorkers(store, "workers", 4, ["critical", "test"], interval="1s")
 
     def fail() -> int:
         raise RuntimeError("a bug")
@@ -183,7 +183,7 @@ def test_a_handler_that_raises_ends_the_request(site: MakeSite, store: Store) ->
 
 
 def test_a_request_that_a_rule_denies_no_longer_counts(site: MakeSite, store: Store) -> None:
-    workers = BusyWorkers(store, "workers", 4, ["critical", "test"])
+    workers = BusyWorkers(store, "workers", 4, ["critical", "test"], interval="1s")
     rules = [
         Shed(workers, priority=lambda request: "critical"),
         Rule(TokenBucket(store, "api", "1/minute", burst=1)),
@@ -338,7 +338,7 @@ def test_a_shed_that_makes_no_sense_is_refused(store: Store, make: Callable[...,
 
 
 def test_a_gate_ends_what_it_has_counted_if_a_rule_fails(store: Store) -> None:
-    workers = BusyWorkers(store, "workers", 4, ["critical", "test"])
+    workers = BusyWorkers(store, "workers", 4, ["critical", "test"], interval="1s")
 
     def key(request: Request) -> str:
         raise RuntimeError("a bug")

@@ -25,7 +25,7 @@ from forebay.web import Shed
 def workers(clock: ManualClock) -> Iterator[BusyWorkers]:
     """Of one worker, at a level at which all requests are shed that aren't critical."""
     with Store.private(keys=100, clock=clock) as store:
-        yield BusyWorkers(store, "workers", 1, ["critical", "default"], step=1)
+        yield BusyWorkers(store, "workers", 1, ["critical", "default"], step=1, interval="1s")
 
 
 def shed_all(workers: BusyWorkers, clock: ManualClock) -> None:

@@ -23,9 +23,10 @@ process has stopped for longer than that, or has not renewed it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.shared_words import SharedWords
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_period_ns
@@ -124,17 +125,21 @@ class AdaptiveLimit(Shedder):
             return Admission(self, None)
         return Admission(self, (lease,), self.store.now_ns(), in_flight)
 
-    def ended(self, admission: Admission, outcome: Outcome) -> None:
+    def finish(self, admission: Admission, leases: Iterable[Lease], outcome: Outcome) -> bool:
         """As the base class's."""
-        if outcome == "ignored":
-            return
+        was_held = super().finish(admission, leases, outcome)
+        if was_held and outcome != "ignored":
+            self._sample(admission, outcome == "dropped")
+        return was_held
+
+    def _sample(self, admission: Admission, is_dropped: bool) -> None:
         now_ns = self.store.now_ns()
         if now_ns - admission.renewed_ns >= self.lease_ns:
             # The process has stood still: that is no latency of the backend.
             return
         latency_us = max(now_ns - admission.begun_ns, 0) // 1000
         is_used = 2 * admission.in_flight >= self.limit
-        one = Samples.first(now_ns // self._window_ns, latency_us, is_used, outcome == "dropped")
+        one = Samples.first(now_ns // self._window_ns, latency_us, is_used, is_dropped)
         closed = add_sample(self.words, SAMPLES, one)
         if closed is not None:
             self._update(closed)

@@ -51,8 +51,8 @@ class Estimate(NamedTuple):
 class Gradient2:
     """A limit that follows the ratio of the long-term latency to that of the last window.
 
-    After each window of requests: ``gradient = tolerance × long / short``, from 0.5 to 1;
-    ``limit = (1 - smoothing) × limit + smoothing × (gradient × limit + queue)``. While the latency is at most
+    After each window of requests: ``gradient = tolerance * long / short``, from 0.5 to 1;
+    ``limit = (1 - smoothing) * limit + smoothing * (gradient * limit + queue)``. While the latency is at most
     `tolerance` times the usual one, the limit grows by `queue` requests, smoothed; as it rises above that, the limit
     shrinks. The long latency is an exponential mean over `long_windows` windows. The limit is from `least` to `most`,
     and begins at `initial`. A limit that isn't used, because fewer than half as many requests come, stays.

@@ -25,7 +25,7 @@ __all__ = ["TICKS", "UNIT", "LevelState", "Thresholds", "after"]
 TICKS: Final = 8
 UNIT: Final = 256
 PART_BITS: Final = 12
-"""Bits of the sum, up to `TICKS` × `UNIT`, and of the level."""
+"""Bits of the sum, up to `TICKS` * `UNIT`, and of the level."""
 _PART: Final = 2**PART_BITS - 1
 _TICK: Final = 2 ** (64 - 2 * PART_BITS) - 1
 

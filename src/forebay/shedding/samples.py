@@ -44,7 +44,7 @@ class Samples(NamedTuple):
     """The fields of the word."""
 
     window: int
-    count: int
+    samples: int
     total_us: int
     is_used: bool
     has_drop: bool
@@ -70,23 +70,23 @@ class Samples(NamedTuple):
     @property
     def word(self) -> int:
         flags = self.is_used | self.has_drop << 1
-        return (flags << WINDOW_BITS | self.window) << COUNT_BITS + SUM_BITS | self.count << SUM_BITS | self.total_us
+        return (flags << WINDOW_BITS | self.window) << COUNT_BITS + SUM_BITS | self.samples << SUM_BITS | self.total_us
 
     @property
     def closed(self) -> Window:
         """What an estimate needs of it."""
-        return Window(self.total_us / self.count if self.count else 0.0, self.is_used, self.has_drop)
+        return Window(self.total_us / self.samples if self.samples else 0.0, self.is_used, self.has_drop)
 
     def is_over(self, one: Samples) -> bool:
         """Whether the sample `one` begins a new window, because this one has enough, or has no room."""
-        is_full = self.count + one.count > MOST_SAMPLES or self.total_us + one.total_us > MOST_US
-        return is_full or (self.window != one.window and (self.count >= LEAST_SAMPLES or self.has_drop))
+        is_full = self.samples + one.samples > MOST_SAMPLES or self.total_us + one.total_us > MOST_US
+        return is_full or (self.window != one.window and (self.samples >= LEAST_SAMPLES or self.has_drop))
 
     def with_one(self, one: Samples) -> Samples:
         """With a sample."""
         return Samples(
-            one.window if self.count == 0 and not self.has_drop else self.window,
-            self.count + one.count,
+            one.window if self.samples == 0 and not self.has_drop else self.window,
+            self.samples + one.samples,
             self.total_us + one.total_us,
             self.is_used or one.is_used,
             self.has_drop or one.has_drop,

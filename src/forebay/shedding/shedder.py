@@ -71,10 +71,7 @@ class Admission:
             raise ValueError(f'an outcome is "done", "dropped" or "ignored", not {short_repr(outcome)}')
         leases, self._leases = self._leases, ()
         if leases:
-            self._shedder.ending(self)
-            # Each of them. Of two threads that end a request at once, one gives its slots back.
-            is_held = all([lease.release() for lease in leases])
-            self._shedder.ended(self, outcome if is_held else "ignored")
+            self._shedder.finish(self, leases, outcome)
 
     def __enter__(self) -> Self:
         if not self.allowed:
@@ -115,11 +112,11 @@ class Shedder(ABC):
         Raises ``InvalidLimiter`` for a priority that isn't one of ``priorities``, and ``StoreClosed``.
         """
 
-    def ending(self, admission: Admission) -> None:
-        """Called before a request's slots are free again."""
-
-    def ended(self, admission: Admission, outcome: Outcome) -> None:
-        """Called after a request's slots are free again. `outcome` is ``"ignored"`` if it had lost them before."""
+    def finish(self, admission: Admission, leases: Iterable[Lease], outcome: Outcome) -> bool:
+        """Called by an admission that ends: gives its slots back. Whether it held all of them until now."""
+        # Of two threads that end a request at once, one gives its slots back.
+        held = [lease.release() for lease in leases]
+        return all(held)
 
     def rank(self, priority: Any) -> int:
         """The place of a priority: 0 is the most important. Raises ``InvalidLimiter``."""

@@ -18,12 +18,21 @@ import random
 from collections.abc import Iterable
 from typing import Any, Final
 
-from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.shared_words import SharedWords
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_period_ns
 from forebay.shedding.level import TICKS, UNIT, LevelState, Thresholds, after
-from forebay.shedding.shedder import ALL, LEASE, Admission, Shedder, checked_priorities, checked_store, slots_of
+from forebay.shedding.shedder import (
+    ALL,
+    LEASE,
+    Admission,
+    Outcome,
+    Shedder,
+    checked_priorities,
+    checked_store,
+    slots_of,
+)
 from forebay.store import Store
 
 __all__ = ["BusyWorkers"]
@@ -65,7 +74,7 @@ class BusyWorkers(Shedder):
         above: float = 0.9,
         below: float = 0.7,
         step: float = 0.1,
-        interval: Duration = "1s",
+        interval: Duration = "500ms",
         lease: Duration = LEASE,
     ) -> None:
         checked_store(BusyWorkers, store, name)
@@ -119,9 +128,13 @@ class BusyWorkers(Shedder):
         # With more requests than workers, all slots are taken, and all workers are busy.
         return Admission(self, (lease,) if lease else ())
 
-    def ending(self, admission: Admission) -> None:
+    def finish(self, admission: Admission, leases: Iterable[Lease], outcome: Outcome) -> bool:
         """As the base class's."""
-        self._observed()
+        try:
+            self._observed()
+        finally:
+            was_held = super().finish(admission, leases, outcome)
+        return was_held
 
     def _observed(self) -> Any:
         """The word now. Counts the ticks that have passed."""

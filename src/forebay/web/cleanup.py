@@ -205,8 +205,10 @@ class RequestCleanup:
         self.renew_at_s = time.monotonic() + self.renew_after_s
 
     def renew(self) -> None:
-        for held in (*self.leases, *self.admissions):
-            self._call(held.renew)
+        for lease in self.leases:
+            self._call(lease.renew)
+        for admission in self.admissions:
+            self._call(admission.renew)
 
     def renew_with_part(self) -> None:
         """Renew the leases with a part of a streamed response. Leases in Redis are renewed only when that is due."""

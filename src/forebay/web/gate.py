@@ -171,8 +171,8 @@ class Gate:
             return await self._sheds.enter_async(resolved, self._limited_async)
         return await self._limited_async(resolved)
 
-    async def _limited_async(self, resolved: ResolvedRequest) -> Passage | Denial | None:
-        request: Any = resolved
+    async def _limited_async(self, resolved: Any) -> Passage | Denial | None:
+        request = resolved
         if self._awaited_first:
             methods, paths = request.methods, request.paths
             await resolved.resolve(
@@ -294,10 +294,16 @@ def _listed(rules: Any) -> tuple[Rule | Deny | Shed | BodyLimit, ...]:
         raise InvalidLimiter(
             f"rules are of Rule, Deny, Shed and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
         )
-    listed = (rules,) if isinstance(rules, (Rule, Deny, Shed, BodyLimit)) or not isinstance(rules, Iterable) else tuple(rules)
+    listed = (
+        (rules,)
+        if isinstance(rules, (Rule, Deny, Shed, BodyLimit)) or not isinstance(rules, Iterable)
+        else tuple(rules)
+    )
     for rule in listed:
         if not isinstance(rule, (Rule, Deny, Shed, BodyLimit)):
-            raise InvalidLimiter(f"rules are of Rule, Deny, Shed and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
+            raise InvalidLimiter(
+                f"rules are of Rule, Deny, Shed and BodyLimit, not {short_repr(rule)}: write Rule(limiter)"
+            )
     return listed
 
 

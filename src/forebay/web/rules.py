@@ -475,8 +475,9 @@ class Denial:
     """Why a request is not handled.
 
     ``rule`` is the binding one: of the rules that denied, the one with the longest wait; or the ``Deny`` or ``Shed``.
-    ``violated`` has the names of all that denied, or of the ``Ban``. ``retry_after_s``: the same request is allowed after so many
-    whole seconds if nothing else happens; None: never, because it costs more than the limit, or is refused for good.
+    ``violated`` has the names of all that denied, or of the ``Ban``. ``retry_after_s``: the same request is allowed
+    after so many whole seconds if nothing else happens; None: never, because it costs more than the limit, or is
+    refused for good.
     ``decision`` is the limiter's or the ban's, None then. ``fields`` are the header fields that describe the denial.
     """
 
