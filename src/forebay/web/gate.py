@@ -103,19 +103,21 @@ class Gate:
         if not is_enabled(enabled):
             self.given = self.rules = self.body_limits = self._denies = ()
         self._when_unavailable = checked_when_unavailable(when_unavailable)
-        self._sheds = Sheds([shed for shed in self.given if isinstance(shed, Shed)], self._when_unavailable)
+        sheds = [shed for shed in self.given if isinstance(shed, Shed)]
+        self._sheds = Sheds(sheds, self._when_unavailable) if sheds else None
         self.is_awaited = (
             has_to_be_awaited(self.client)
-            or self._sheds.is_awaited
+            or any(shed.functions_to_await for shed in sheds)
             or any(rule.is_awaited or rule.functions_to_await for rule in self.rules)
         )
-        self.has_cleanups = bool(self._sheds) or any(rule.is_reserved or rule.is_held for rule in self.rules)
+        self.has_cleanups = bool(sheds) or any(rule.is_reserved or rule.is_held for rule in self.rules)
         self._styles = checked_styles(headers)
         self._encoded = encoded
         self._secret = _partition_secret(self.rules) if partition_keys else b""
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         bans = [ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]
-        warn_if_each_counts_alone([*native, *bans, *self._sheds.limiters])
+        slots = [limiter for shed in sheds for limiter in shed.shedder.limiters]
+        warn_if_each_counts_alone([*native, *bans, *slots])
         for rule in self.rules:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
@@ -136,16 +138,14 @@ class Gate:
         self._plans: dict[int, _Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
         plan = self._plan_of(self._always) if self._always else None
-        is_plain = plan is not None and not self._conditional and not self._denies and not self._sheds
-        self.admit = plan.admit if plan is not None and is_plain else self.enter
+        self.admit = self.enter if self._conditional or self._denies or sheds or plan is None else plan.admit
 
     def enter(self, request: Request) -> Passage | Denial | None:
         """Whether this request may be handled; None: no rule is for it."""
         if self._denies and (denial := self.refused(request)) is not None:
             return denial
-        return self._sheds.enter(request, self._limited) if self._sheds else self._limited(request)
-
-    def _limited(self, request: Request) -> Passage | Denial | None:
+        if self._sheds is not None:
+            return self._sheds.enter(request, self._plan_for)
         plan = self._plan_for(request)
         return None if plan is None else plan.admit(request)
 
@@ -167,19 +167,17 @@ class Gate:
         if self._denies and (denial := self.refused(request)) is not None:
             return denial
         resolved: Any = ResolvedRequest(request)
-        if self._sheds:
-            return await self._sheds.enter_async(resolved, self._limited_async)
-        return await self._limited_async(resolved)
-
-    async def _limited_async(self, resolved: Any) -> Passage | Denial | None:
-        request = resolved
+        if self._sheds is not None:
+            return await self._sheds.enter_async(resolved, self._resolve, self._plan_for)
         if self._awaited_first:
-            methods, paths = request.methods, request.paths
-            await resolved.resolve(
-                function for rule, function in self._awaited_first if rule.where.matches(methods, paths)
-            )
-        plan = self._plan_for(request)
+            await self._resolve(resolved)
+        plan = self._plan_for(resolved)
         return None if plan is None else await plan.admit_async(resolved)
+
+    async def _resolve(self, resolved: Any) -> None:
+        """Await what chooses the rules."""
+        methods, paths = resolved.methods, resolved.paths
+        await resolved.resolve(function for rule, function in self._awaited_first if rule.where.matches(methods, paths))
 
     def max_body_bytes(self, request: Request) -> int | None:
         if not self.body_limits:

@@ -7,24 +7,27 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
-from forebay.core.algorithms.concurrency import Concurrency
 from forebay.web.answers import UNAVAILABLE
+from forebay.web.ban_plan import BanPlan
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.denials import STORE_WAIT_S, log_for_operator
 from forebay.web.fastpath import Passage
-from forebay.web.functions import ResolvedRequest, result_of
+from forebay.web.functions import result_of
 from forebay.web.patterns import UnseenPaths
+from forebay.web.plan import Plan
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Shed
+from forebay.web.shadow import ShadowedPlan
 from forebay.web.store_errors import STORE_ERRORS, WhenUnavailable
 
 __all__ = ["Sheds"]
 
 _Entered: TypeAlias = Passage | Denial | None
+_Plan: TypeAlias = Plan | BanPlan | ShadowedPlan
 
 
 class Sheds:
-    """The sheds of a gate, in their order. False if there are none.
+    """The sheds of a gate, in their order.
 
     All those that match a request have to admit it. If one doesn't, or a rule denies the request afterwards, the
     others no longer count it, and get no sample of it.
@@ -36,40 +39,33 @@ class Sheds:
         self._unseen = UnseenPaths("Shed", self._sheds)
         self._awaited = [shed for shed in self._sheds if shed.functions_to_await]
 
-    def __bool__(self) -> bool:
-        return bool(self._sheds)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether only ``enter_async`` may be called."""
-        return bool(self._awaited)
-
-    @property
-    def limiters(self) -> list[Concurrency]:
-        """Those that hold the slots of the shedders."""
-        return [limiter for shed in self._sheds for limiter in shed.shedder.limiters]
-
-    def enter(self, request: Request, limited: Callable[[Request], _Entered]) -> _Entered:
-        """Whether a request may be handled. `limited` asks the rules."""
+    def enter(self, request: Request, plan_for: Callable[[Request], _Plan | None]) -> _Entered:
+        """Whether a request may be handled, by the sheds, and then by the plan of the rules that match it."""
         cleanup = RequestCleanup()
         try:
-            return self._admit(request, cleanup) or _counted(cleanup, limited(request))
+            if (denial := self._admit(request, cleanup)) is not None:
+                return denial
+            plan = plan_for(request)
+            return _counted(cleanup, None if plan is None else plan.admit(request))
         except BaseException:
             cleanup.roll_back()
             raise
 
     async def enter_async(
-        self, request: ResolvedRequest, limited: Callable[[ResolvedRequest], Awaitable[_Entered]]
+        self, request: Any, resolve: Callable[[Any], Awaitable[None]], plan_for: Callable[[Request], _Plan | None]
     ) -> _Entered:
-        """As ``enter``, also with functions that have to be awaited."""
-        native: Any = request
+        """As ``enter``, for a ``ResolvedRequest``. `resolve` awaits what chooses the rules."""
         if self._awaited:
-            methods, paths = native.methods, native.paths
+            methods, paths = request.methods, request.paths
             matching = [shed for shed in self._awaited if shed.where.matches(methods, paths)]
             await request.resolve(function for shed in matching for function in shed.functions_to_await)
         cleanup = RequestCleanup()
         try:
-            return self._admit(native, cleanup) or _counted(cleanup, await limited(request))
+            if (denial := self._admit(request, cleanup)) is not None:
+                return denial
+            await resolve(request)
+            plan = plan_for(request)
+            return _counted(cleanup, None if plan is None else await plan.admit_async(request))
         except BaseException:
             cleanup.roll_back()
             raise
