@@ -23,7 +23,7 @@ from forebay.web import Shed
 
 @pytest.fixture
 def workers(clock: ManualClock) -> Iterator[BusyWorkers]:
-    """Of one worker, at a level at which all requests are shed that aren't critical."""
+    """A shedder for a host with one worker, which sheds a priority in one step."""
     with Store.private(keys=100, clock=clock) as store:
         yield BusyWorkers(store, "workers", 1, ["critical", "default"], step=1, interval="1s")
 
