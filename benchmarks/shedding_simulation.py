@@ -43,10 +43,12 @@ DEADLINE_S = 1.0
 SETTLED_S = 30
 """The part of the overload that is counted in the table: its last seconds."""
 IMPORTANCE = {"critical": 0.2, "default": 0.5, "test": 0.3}
+RESERVED = {"critical": "20%", "default": "20%", "test": "0%"}
 
 MODES: dict[str, Callable[[Store], Shedder | None]] = {
     "nothing": lambda store: None,
     "Gradient2": lambda store: AdaptiveLimit(store, "backend", Gradient2()),
+    "Gradient2, reserved": lambda store: AdaptiveLimit(store, "backend", Gradient2(), reserved=RESERVED),
     "AIMD": lambda store: AdaptiveLimit(store, "backend", AIMD(timeout="200ms")),
     "BusyWorkers": lambda store: BusyWorkers(store, "threads", THREADS, list(IMPORTANCE)),
 }

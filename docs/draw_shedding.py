@@ -11,11 +11,11 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 
-from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PICTURES, PURPLE, VERMILION, WIDTH, Drawing
+from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PALE_BLUE, PICTURES, PURPLE, VERMILION, WIDTH, Drawing
 
 FIGURES = DOCUMENT.parent / "shedding.json"
 FOLDER = PICTURES / "shedding"
-COLOURS = {"nothing": VERMILION, "Gradient2": BLUE, "AIMD": INK, "BusyWorkers": PURPLE}
+COLOURS = {"nothing": VERMILION, "Gradient2": BLUE, "Gradient2, reserved": PALE_BLUE, "AIMD": INK, "BusyWorkers": PURPLE}
 LEFT, GAP, PANEL_HEIGHT, TOP = 60, 70, 180, 66
 LATENCIES = {0.03: "30 ms", 0.1: "100 ms", 0.3: "300 ms", 1.0: "1 s", 3.0: "3 s", 10.0: "10 s", 100.0: "100 s"}
 
@@ -62,7 +62,7 @@ def picture(title: str, figures: Figures, longest_s: float) -> str:
     at = WIDTH - 28.0
     for name in reversed(figures):
         drawing.text(at, 26, name, anchor="end", colour=COLOURS[name])
-        at -= 9 * len(name) + 12
+        at -= 8 * len(name) + 16
     width = (WIDTH - 28 - LEFT - GAP) / 2
     goodput = {name: one["goodput"] for name, one in figures.items()}
     latency = {name: one["p99_s"] for name, one in figures.items()}

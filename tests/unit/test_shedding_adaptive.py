@@ -313,3 +313,38 @@ def test_the_walk_takes_each_schedule_once() -> None:
 
     schedules = Schedules(StepWords, [0], [program, program])
     assert sum(1 for _ in schedules) == schedules.walked == 20
+
+
+def test_less_important_requests_leave_a_part_of_the_limit(store: Store, clock: ManualClock) -> None:
+    limit = AdaptiveLimit(store, "search", AIMD(), reserved={"critical": "20%", "default": "30%", "test": "0%"})
+    assert limit.priorities == ("critical", "default", "test")
+    assert [bool(limit.admit("test")) for _ in range(11)] == [True] * 10 + [False]
+    assert [bool(limit.admit("default")) for _ in range(7)] == [True] * 6 + [False]
+    assert [bool(limit.admit("critical")) for _ in range(5)] == [True] * 4 + [False]
+    # The parts are those of the limit as it is.
+    limit.words.replace(LIMIT, limit.words.load(LIMIT), 40 * 256)
+    assert [bool(limit.admit("test")) for _ in range(2)] == [False, False]
+    assert [bool(limit.admit("default")) for _ in range(13)] == [True] * 12 + [False]
+
+
+def test_a_limit_of_one_admits_any_request_if_nothing_is_in_flight(store: Store) -> None:
+    limit = AdaptiveLimit(store, "search", AIMD(initial=1), reserved={"critical": "99%", "default": "0%"})
+    held = limit.admit("default")
+    assert held
+    assert not limit.admit("critical")
+    held.end()
+    assert limit.admit("critical")
+
+
+@pytest.mark.parametrize(
+    ("reserved", "message"),
+    [
+        ([("critical", "20%")], "reserved has the part of each priority"),
+        ({"critical": "20%"}, "AdaptiveLimit has from 2 to 16 priorities"),
+        ({"critical": 20, "default": "0%"}, "'critical' keeps a part of the limit .* not 20"),
+        ({"critical": "60%", "default": "40%", "test": "0%"}, "'default' keeps a part .* more than 0 %; not '40%'"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(store: Store, reserved: Any, message: str) -> None:
+    with pytest.raises(InvalidLimiter, match=message):
+        AdaptiveLimit(store, "search", reserved=reserved)

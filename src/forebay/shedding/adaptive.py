@@ -23,7 +23,7 @@ process has stopped for longer than that, or has not renewed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from forebay.core.algorithms.concurrency import Concurrency, Lease
@@ -32,12 +32,23 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_period_ns
 from forebay.shedding.estimates import AIMD, Gradient2, LongLatency, Window
 from forebay.shedding.samples import Samples, add_sample
-from forebay.shedding.shedder import ALL, LEASE, Admission, Outcome, Shedder, checked_store, slots_of
+from forebay.shedding.shedder import (
+    ALL,
+    LEASE,
+    Admission,
+    Outcome,
+    Shedder,
+    checked_priorities,
+    checked_store,
+    per_cent,
+    slots_of,
+)
 from forebay.store import Store
 
 __all__ = ["AdaptiveLimit"]
 
 KIND: Final = 1
+MOST_PRIORITIES: Final = 16
 LIMIT: Final = 0
 LONG: Final = 1
 SAMPLES: Final = 2
@@ -58,15 +69,17 @@ class AdaptiveLimit(Shedder):
     or a ``timedelta``. A window lasts longer if fewer than ten requests end in it. `lease`: how long a request counts
     as in flight without ``renew``.
 
+    `reserved` has the priorities, the most important first, and which part of the limit each keeps from the less
+    important ones: with ``{"critical": "20%", "default": "0%"}``, a request that isn't critical is admitted only while
+    less than 80 % of the limit is in flight, or nothing. None: all requests are alike, and have no priority.
+
     ``limit`` is the limit now. All processes of the host share it, the requests in flight, and the latencies. A
     request's latency counts if its admission ended as ``"done"``. One that ended as ``"dropped"`` makes an ``AIMD``
-    shrink. It has no priorities: put a ``ReservedSlots`` or a ``BusyWorkers`` before it.
+    shrink.
 
     Raises ``InvalidLimiter``, ``InvalidRate``, ``TooManyLimiters``, ``SegmentSpaceError``. ``admit`` reads all slots,
     as many as the algorithm's `most`, twice.
     """
-
-    priorities = ()
 
     def __init__(
         self,
@@ -74,6 +87,7 @@ class AdaptiveLimit(Shedder):
         name: str,
         algorithm: Gradient2 | AIMD | None = None,
         *,
+        reserved: Mapping[str, str] | None = None,
         window: Duration = "1s",
         lease: Duration = LEASE,
     ) -> None:
@@ -82,6 +96,13 @@ class AdaptiveLimit(Shedder):
         if not isinstance(self.algorithm, (Gradient2, AIMD)):
             raise InvalidLimiter(f"algorithm is a Gradient2 or an AIMD, not {short_repr(algorithm)}")
         self.store, self.name = store, name
+        if reserved is not None and not isinstance(reserved, Mapping):
+            raise InvalidLimiter(
+                f'reserved has the part of each priority, as {{"critical": "20%", "default": "0%"}}, not '
+                f"{short_repr(reserved)}"
+            )
+        self.priorities = () if reserved is None else checked_priorities(AdaptiveLimit, reserved, MOST_PRIORITIES)
+        self._parts = _parts_of(reserved or {})
         self._window_ns = as_period_ns(window)
         self._slots = slots_of(store, name, self.algorithm.most, lease)
         self.slots, self.lease_ns = self.algorithm.most, self._slots.lease_ns
@@ -112,8 +133,7 @@ class AdaptiveLimit(Shedder):
 
     def admit(self, priority: str | None = None) -> Admission:
         """As the base class's."""
-        self.rank(priority)
-        limit = self.limit
+        limit = max(1, self.limit * self._parts[self.rank(priority)] // 100)
         if self.in_flight >= limit:
             return Admission(self, None)
         lease = self._slots.acquire(ALL)
@@ -153,6 +173,20 @@ class AdaptiveLimit(Shedder):
     def _estimate(self, word: int) -> float:
         algorithm = self.algorithm
         return min(max(word / LIMIT_UNIT, algorithm.least), algorithm.most) if word else algorithm.initial
+
+
+def _parts_of(reserved: Mapping[str, str]) -> list[int]:
+    """For each rank, up to how many per cent of the limit may be in flight for a request to be admitted."""
+    parts = [100]
+    for priority, text in reserved.items():
+        kept = per_cent(text)
+        if kept is None or kept >= parts[-1]:
+            raise InvalidLimiter(
+                f'{priority!r} keeps a part of the limit from less important requests, such as "20%", and leaves them '
+                f"more than 0 %; not {short_repr(text)}"
+            )
+        parts.append(parts[-1] - kept)
+    return parts
 
 
 def _long_of(word: int) -> LongLatency:

@@ -17,20 +17,27 @@ first slot and not the second gives the first one back.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration
-from forebay.shedding.shedder import ALL, LEASE, Admission, Shedder, checked_priorities, checked_store, slots_of
+from forebay.shedding.shedder import (
+    ALL,
+    LEASE,
+    Admission,
+    Shedder,
+    checked_priorities,
+    checked_store,
+    per_cent,
+    slots_of,
+)
 from forebay.store import Store
 
 __all__ = ["ReservedSlots"]
 
 MOST_PRIORITIES: Final = 8
-_PERCENT: Final = re.compile(r"\s*(\d{1,3})\s*%\s*", re.ASCII)
 
 
 class ReservedSlots(Shedder):
@@ -109,8 +116,9 @@ def _release(leases: list[Lease]) -> None:
 
 
 def _slots_kept(priority: str, kept: Any, slots: int) -> int:
-    if isinstance(kept, str) and (match := _PERCENT.fullmatch(kept)) and int(match[1]) <= 100:
-        return -(-slots * int(match[1]) // 100)
+    part = per_cent(kept)
+    if part is not None:
+        return -(-slots * part // 100)
     if isinstance(kept, bool) or not isinstance(kept, int) or not 0 <= kept <= slots:
         raise InvalidLimiter(
             f'the slots that {priority!r} keeps are a number from 0 to {slots} or per cent, as "20%", not '

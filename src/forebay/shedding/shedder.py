@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from types import TracebackType
@@ -12,7 +13,7 @@ from forebay.errors import InvalidLimiter, LimitExceeded, short_repr
 from forebay.rate import Duration
 from forebay.store import Store
 
-__all__ = ["LEASE", "Admission", "Outcome", "Shedder", "checked_priorities", "checked_store", "slots_of"]
+__all__ = ["LEASE", "Admission", "Outcome", "Shedder", "checked_priorities", "checked_store", "per_cent", "slots_of"]
 
 Outcome: TypeAlias = Literal["done", "dropped", "ignored"]
 """How a request ended: it was answered; what it needs refused it or timed out; or it says nothing about the load."""
@@ -20,6 +21,7 @@ Outcome: TypeAlias = Literal["done", "dropped", "ignored"]
 OUTCOMES: Final = get_args(Outcome)
 LEASE: Final = "60s"
 RETRY_AFTER_S: Final = 1.0
+_PERCENT: Final = re.compile(r"\s*(\d{1,3})\s*%\s*", re.ASCII)
 ALL: Final = "all"
 """The one key of a shedder's slots."""
 
@@ -145,6 +147,12 @@ def checked_store(kind: type, store: Any, name: Any) -> None:
         )
     if not isinstance(name, str):
         raise InvalidLimiter(f'the name of a shedder is text such as "web", not {short_repr(name)}')
+
+
+def per_cent(text: Any) -> int | None:
+    """The number in text such as ``"20%"``; None for anything else."""
+    match = _PERCENT.fullmatch(text) if isinstance(text, str) else None
+    return None if match is None or int(match[1]) > 100 else int(match[1])
 
 
 def checked_priorities(kind: type, priorities: Any, most: int) -> tuple[str, ...]:
