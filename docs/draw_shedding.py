@@ -15,7 +15,13 @@ from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PALE_BLUE, PICTURES, PURP
 
 FIGURES = DOCUMENT.parent / "shedding.json"
 FOLDER = PICTURES / "shedding"
-COLOURS = {"nothing": VERMILION, "Gradient2": BLUE, "Gradient2, reserved": PALE_BLUE, "AIMD": INK, "BusyWorkers": PURPLE}
+COLOURS = {
+    "nothing": VERMILION,
+    "Gradient2": BLUE,
+    "Gradient2, reserved": PALE_BLUE,
+    "AIMD": INK,
+    "BusyWorkers": PURPLE,
+}
 LEFT, GAP, PANEL_HEIGHT, TOP = 60, 70, 180, 66
 LATENCIES = {0.03: "30 ms", 0.1: "100 ms", 0.3: "300 ms", 1.0: "1 s", 3.0: "3 s", 10.0: "10 s", 100.0: "100 s"}
 

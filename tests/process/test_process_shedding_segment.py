@@ -70,4 +70,4 @@ def test_shedders_of_one_name_and_other_arguments_measure_apart(name: str) -> No
         for workers, interval in ((4, "1s"), (5, "1s"), (4, "2s"), (4, "1s")):
             BusyWorkers(store, "workers", workers, ["critical", "test"], interval=interval)
         assert len(of_shedders(name)) == 3
-        assert set(store.stats().limiters) == {"workers (Concurrency)", "workers (load shedder)"}
+        assert set(store.stats().limiters) == {"workers", "workers, measured"}

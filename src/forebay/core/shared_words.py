@@ -16,7 +16,7 @@ __all__ = ["SharedWords"]
 class SharedWords:
     """`SHEDDER_WORDS` words of 64 bits, which begin as 0, for all processes of a store.
 
-    They are an extent of the store, for the limiter `name`, and shared by all who give the same arguments: `kind` is 0
+    They are an extent of the store, for a limiter of the name ``"<name>, measured"``, and shared by all who give the same arguments: `kind` is 0
     or 1, `limit` the slots of the shedder, `period_ns` its interval. They stay until the store is unlinked. A limiter's
     number is taken for them.
 
@@ -26,7 +26,7 @@ class SharedWords:
 
     def __init__(self, store: Store, name: str, kind: int, limit: int, period_ns: int) -> None:
         purpose = Purpose(layout.ALGORITHM_SHEDDER, layout.SHEDDER_WORDS, kind, limit, period_ns)
-        extent = open_extent(store.attachment, name, purpose, keys=1)
+        extent = open_extent(store.attachment, f"{name}, measured", purpose, keys=1)
         self.load = extent.word
         """The value of the word of this number."""
         self.replace = extent.replace_word
