@@ -140,11 +140,13 @@ def test_a_shedder_that_was_made_before_a_fork_works_on_both_sides(crew: Crew, c
     store = Store.private(keys=1, clock=clock)
     fleet = ReservedSlots(store, "fleet", 3, {"critical": 1, "test": 0})
     workers = BusyWorkers(store, "workers", 2, PRIORITIES, interval="1s")
-    mine = fleet.admit("test")
+    limit = AdaptiveLimit(store, "backend")
+    mine, sampled = fleet.admit("test"), limit.admit()
 
     def child() -> tuple[bool, bool, int]:
-        # The child does not hold its parent's slot, and can't give it back.
+        # The child does not hold its parent's slots, and can't give them back.
         mine.end()
+        sampled.end()
         other = fleet.admit("test")
         full = not fleet.admit("test")
         busy = workers.admit("critical")
@@ -154,6 +156,8 @@ def test_a_shedder_that_was_made_before_a_fork_works_on_both_sides(crew: Crew, c
         return bool(other), full, count
 
     assert crew.start(child).result() == (True, True, 1)
+    assert limit.in_flight == 1
+    assert Samples.of(limit.words.load(SAMPLES)).samples == 0
     assert workers.busy == 0
     assert fleet.admit("test")
     assert not fleet.admit("test")

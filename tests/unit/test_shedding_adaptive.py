@@ -211,6 +211,36 @@ def test_no_more_are_admitted_than_the_limit(store: Store) -> None:
     assert len(admit(limit, 3)) == 1
 
 
+def test_a_denied_request_takes_no_slot(store: Store) -> None:
+    limit = AdaptiveLimit(store, "search", AIMD(initial=1))
+    with limit.admit():
+        for _ in range(5):
+            assert not limit.admit()
+    assert store.stats().limiters["search"].allowed == 1
+
+
+class OvertakenSlots:
+    """The slots of a limit, before each of which another request takes one."""
+
+    def __init__(self, slots: Any, overtake: Callable[[], Any]) -> None:
+        self._slots, self._overtake = slots, overtake
+        self.peek = slots.peek
+
+    def acquire(self, key: str) -> Any:
+        self._overtake()
+        return self._slots.acquire(key)
+
+
+def test_a_request_that_another_one_overtakes_is_denied(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have found room for one. The later one counts again after it has taken its slot, and gives it back."""
+    limit, other = (AdaptiveLimit(store, "search", AIMD(initial=1)) for _ in range(2))
+    taken: list[Admission] = []
+    monkeypatch.setattr(limit, "_slots", OvertakenSlots(limit.limiters[0], lambda: taken.append(other.admit())))
+    assert not limit.admit()
+    assert [bool(one) for one in taken] == [True]
+    assert other.in_flight == 1
+
+
 def test_the_limit_grows_with_the_usual_latency_and_shrinks_above_it(store: Store, clock: ManualClock) -> None:
     limit = AdaptiveLimit(store, "search")
     for _ in range(20):

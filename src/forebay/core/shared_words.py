@@ -16,9 +16,9 @@ __all__ = ["SharedWords"]
 class SharedWords:
     """`SHEDDER_WORDS` words of 64 bits, which begin as 0, for all processes of a store.
 
-    They are an extent of the store, for a limiter of the name ``"<name>, measured"``, and shared by all who give the same arguments: `kind` is 0
-    or 1, `limit` the slots of the shedder, `period_ns` its interval. They stay until the store is unlinked. A limiter's
-    number is taken for them.
+    They are an extent of the store, for a limiter of the name ``"<name>, measured"``, and shared by all who give the
+    same arguments: `kind` is 0 or 1, `limit` the slots of the shedder, `period_ns` its interval. They stay until the
+    store is unlinked. A limiter's number is taken for them.
 
     Raises ``SegmentSpaceError``, ``TooManyLimiters``, ``StoreClosed``. Thread-safe, fork-safe; each call is one load or
     one CAS, O(1).
