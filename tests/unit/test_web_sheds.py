@@ -13,7 +13,7 @@ import pytest
 from web_requests import Kind, Site, call_asgi, call_wsgi
 
 from forebay import Concurrency, InvalidLimiter, Store, TokenBucket
-from forebay.shedding import AIMD, AdaptiveLimit, BusyWorkers, ReservedSlots
+from forebay.shedding import AIMD, AdaptiveLimit, Admission, BusyWorkers, ReservedSlots
 from forebay.testing import ManualClock
 from forebay.web import (
     Answer,
@@ -347,3 +347,48 @@ def test_a_gate_ends_what_it_has_counted_if_a_rule_fails(store: Store) -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         gate.enter(WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1"}))
     assert workers.busy == 0
+
+
+def test_a_long_request_renews_its_slots(kind: Kind, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ASGI while the handler runs, under WSGI with each part of the response."""
+    search = AdaptiveLimit(store, "search", lease="30ms")
+    renewals: list[Admission] = []
+    enough = asyncio.Event()
+
+    def renew(admission: Admission) -> None:
+        renewals.append(admission)
+        if len(renewals) == 3:
+            enough.set()
+
+    monkeypatch.setattr(Admission, "renew", renew)
+
+    def wsgi(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield from (b"a", b"b", b"c")
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        await enough.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"abc"})
+
+    if kind == "wsgi":
+        assert call_wsgi(WSGIMiddleware(wsgi, [Shed(search)]), "/", "GET").body == b"abc"
+    else:
+        assert call_asgi(ASGIMiddleware(asgi, [Shed(search)]), "/", "GET").body == b"abc"
+    assert len(renewals) >= 3
+    assert len(set(map(id, renewals))) == 1
+
+
+def test_a_request_that_waits_for_its_turn_is_no_slow_one(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    """The latency of an adaptive limit is that of the handler."""
+    search = AdaptiveLimit(store, "search")
+
+    def handle() -> int:
+        clock.advance(0.05)
+        return 200
+
+    limited = site([Shed(search), Rule(TokenBucket(store, "api", "1/second", burst=1), delay="1 hour")], handle)
+    for _ in range(25):
+        assert limited.request().status == 200
+    assert search.latency == pytest.approx(0.05, rel=1e-3)
+    assert search.in_flight == 0
