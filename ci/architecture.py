@@ -34,7 +34,7 @@ LAYERS: Final = (
     ("forebay.holding", "forebay.store", "forebay.waiting"),
     ("forebay.core",),
     ("forebay.fallback",),
-    ("forebay.redis", "forebay.testing", "forebay.verification"),
+    ("forebay.redis", "forebay.shedding", "forebay.testing", "forebay.verification"),
     ("forebay.limits", "forebay.urls", "forebay.web"),
     ("forebay.benchmarking", "forebay.contrib", "forebay.fallback.web", "forebay.rules", "forebay.tuning"),
     ("forebay.cli",),

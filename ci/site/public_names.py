@@ -11,8 +11,14 @@ from typing import Final
 SOURCE: Final = Path(__file__).resolve().parents[2] / "src"
 
 PUBLIC: Final = (
-    *("forebay", "forebay.limits", "forebay.redis", "forebay.rules", "forebay.testing", "forebay.verification"),
-    *("forebay.web", "forebay.contrib.aiohttp", "forebay.contrib.aiohttp_client", "forebay.contrib.django"),
+    *("forebay", "forebay.limits", "forebay.redis", "forebay.rules", "forebay.shedding", "forebay.testing"),
+    *(
+        "forebay.verification",
+        "forebay.web",
+        "forebay.contrib.aiohttp",
+        "forebay.contrib.aiohttp_client",
+        "forebay.contrib.django",
+    ),
     *("forebay.contrib.fastapi", "forebay.contrib.flask", "forebay.contrib.httpx", "forebay.contrib.requests"),
     *("forebay.contrib.rest_framework", "forebay.contrib.arq", "forebay.contrib.celery", "forebay.contrib.dramatiq"),
     "forebay.contrib.rq",

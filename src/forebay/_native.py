@@ -47,6 +47,7 @@ STAND_INS: Final = {
     "forebay.core.leased": "forebay.fallback.tiers",
     "forebay.core.limiter": "forebay.fallback.limiter",
     "forebay.core.reservation": "forebay.fallback.reservation",
+    "forebay.core.shared_words": "forebay.fallback.shared_words",
     "forebay.core.synced.token_bucket": "forebay.fallback.tiers",
     "forebay.core.synced.window": "forebay.fallback.tiers",
     "forebay.core.table.keys": "forebay.fallback.keys",

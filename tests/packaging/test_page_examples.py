@@ -66,6 +66,20 @@ def test_limited_application_of_the_tutorial_denies_the_sixth_request(stores: No
         assert [client.get("/").status_code for _ in range(6)] == [200] * 5 + [429]
 
 
+def test_application_of_the_page_about_shedding_sheds(stores: None) -> None:
+    names: dict[str, Any] = {}
+    for snippet in snippets("shedding.md"):
+        run(snippet, names)
+    with httpx.Client(transport=httpx.WSGITransport(names["app"]), base_url="http://127.0.0.1") as client:
+        assert client.post("/orders").status_code == 200
+        held = [names["fleet"].admit("default") for _ in range(80)]
+        assert all(held)
+        denied = client.post("/orders")
+        assert denied.status_code == 503
+        assert 2 <= int(denied.headers["Retry-After"]) <= 4
+        assert client.post("/payments").status_code == 200
+
+
 def test_outbound_clients_wait_for_their_permits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -235,7 +235,7 @@ class TestRefusedAtStart:
 
     @pytest.mark.parametrize("rules", ["", b"", {}, {"api": 1}])
     def test_empty_rules_of_another_type_are_refused(self, rules: Any) -> None:
-        with pytest.raises(InvalidLimiter, match="rules are of Rule, Deny, BodyLimit and ByteRate, in a list"):
+        with pytest.raises(InvalidLimiter, match="rules are of Rule, Deny, Shed, BodyLimit and ByteRate, in a list"):
             Gate(rules)
 
     def test_unknown_header_styles_are_refused(self, limit: FixedWindow) -> None:

@@ -57,7 +57,7 @@ def test_limits_that_are_switched_off_count_nothing(
 
 
 def test_mistakes_in_limits_that_are_switched_off_are_found(site: MakeSite, bucket: TokenBucket) -> None:
-    with pytest.raises(InvalidLimiter, match="rules are of Rule, Deny, BodyLimit and ByteRate, not '5/minute'"):
+    with pytest.raises(InvalidLimiter, match="rules are of Rule, Deny, Shed, BodyLimit and ByteRate, not '5/minute'"):
         site([Rule(bucket), "5/minute"], enabled=False)
 
 

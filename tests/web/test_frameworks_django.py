@@ -111,7 +111,7 @@ def checked(FOREBAY: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> li
         (
             {"RULES": ["api"]},
             "E002",
-            r"RULES.* rules are of Rule, Deny, BodyLimit and ByteRate, not 'api': write Rule\(limiter\)",
+            r"RULES.* rules are of Rule, Deny, Shed, BodyLimit and ByteRate, not 'api': write Rule\(limiter\)",
             "RULES",
         ),
         ({"RULES": [BodyLimit(10)]}, "E002", "comes too late here: put WSGIMiddleware", "RULES"),

@@ -29,7 +29,7 @@
 #define FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW 4 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the counts of other hosts */
 #define FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW 5 /* the same, of a window that slides */
 #define FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET 6 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the charges of this host */
-#define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as all larger numbers */
+#define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as the numbers up to 14 */
 #define FOREBAY_ALGORITHM_LEAKY_BUCKET 8 /* of a limiter */
 #define FOREBAY_ALGORITHM_MIN_INTERVAL 9 /* of a limiter */
 #define FOREBAY_ALGORITHM_FIXED_WINDOW 10 /* of a limiter */
@@ -37,6 +37,8 @@
 #define FOREBAY_ALGORITHM_LEASED_TOKEN_BUCKET 12 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_FIXED_WINDOW 13 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_SLIDING_WINDOW 14 /* of a limiter over a `LeasedStore` */
+#define FOREBAY_ALGORITHM_SHEDDER 15 /* of a load shedder; its extent's words are its measurements */
+#define FOREBAY_SHEDDER_WORDS 4 /* words of a load shedder, in an extent for one key that is never stored */
 #define FOREBAY_MAX_LOG_LIMIT 8388608 /* largest limit of a sliding log, and most words of its cells */
 #define FOREBAY_MAX_BUCKETS 65536 /* most buckets of a bucketed window, and most words of its cells */
 #define FOREBAY_MAX_KEPT_BITS 32 /* most bits of a bucketed window's state that stay with its cell */
@@ -120,9 +122,9 @@ typedef struct ForebayExtentEntry {
     uint32_t limiter; /* number of the limiter whose it is */
     uint32_t algorithm; /* the limiter's */
     uint32_t words_per_cell; /* words of each of its cells; of a log, one per permit; of a bucketed window, one per bucket */
-    uint32_t low_bits; /* bits of a state below its time and, except in a synced window, kept bits of a cell; 0 for a concurrency limit and a synced bucket */
-    uint64_t limit; /* permits of a log or a concurrency limit; 0 for others: those of any limit share it */
-    uint64_t period_ns; /* of a log or a synced window its window, of a bucketed window the length of a bucket; 0 for others */
+    uint32_t low_bits; /* bits of a state below its time and, except in a synced window, kept bits of a cell; 0 for a concurrency limit and a synced bucket; of a load shedder its kind */
+    uint64_t limit; /* permits of a log or a concurrency limit, slots of a load shedder; 0 for others: those of any limit share it */
+    uint64_t period_ns; /* of a log or a synced window its window, of a bucketed window the length of a bucket, of a load shedder its interval; 0 for others */
 } __attribute__((aligned(64))) ForebayExtentEntry;
 _Static_assert(sizeof(ForebayExtentEntry) == 64, "size of ExtentEntry");
 _Static_assert(offsetof(ForebayExtentEntry, identity) == 0, "offset of ExtentEntry.identity");

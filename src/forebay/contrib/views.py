@@ -128,7 +128,7 @@ class AsyncVisit(Visit):
 
     def add(self, passage: Passage) -> None:
         super().add(passage)
-        if self.cleanup.leases:
+        if self.cleanup.has_renewals:
             # A sync view runs in another thread than the loop's.
             self.loop.call_soon_threadsafe(self.renewal.start)
 

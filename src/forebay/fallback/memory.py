@@ -235,6 +235,7 @@ class Memory:
         groups = max(layout.MIN_GROUPS, -(-keys * BYTES_PER_KEY // layout.GROUP_BYTES))
         self.table = Table(keys, groups * CELLS_PER_GROUP)
         self.extents: dict[Tag, Table] = {}
+        self._shedders: dict[Tag, list[int]] = {}
         self.follows_python = clock_kind == layout.CLOCK_PYTHON
         # A manual clock and Python's clock show wall clock time, so their offset to the wall clock is 0.
         self.wall_epoch_ns = time.time_ns() if clock_kind == layout.CLOCK_MONOTONIC else 0
@@ -283,6 +284,11 @@ class Memory:
         with self.lock:
             return self.extents.setdefault(identity, Table(shape.keys, shape.used_cells))
 
+    def shedder_words(self, identity: Tag, count: int) -> list[int]:
+        """The words of a load shedder."""
+        with self.lock:
+            return self._shedders.setdefault(identity, [0] * count)
+
     def stats(self) -> dict[str, LimiterStats]:
         with self.lock:
             listed = self._counts.copy()
@@ -303,6 +309,8 @@ class Memory:
         with self.lock:
             for table in (self.table, *self.extents.values()):
                 table.clear()
+            for words in self._shedders.values():
+                words[:] = [0] * len(words)
             for counts in list(self._counts.values()):
                 counts.__init__()  # type: ignore[misc]
             if self.follows_python:

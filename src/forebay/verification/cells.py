@@ -66,6 +66,9 @@ def _cells_of(extent: KnownExtent) -> _Cells:
         return _Cells(*at, kept_bits=-1)
     if purpose.algorithm in (layout.ALGORITHM_CONCURRENCY, layout.ALGORITHM_SYNCED_TOKEN_BUCKET):
         return _Cells(*at, (layout.KIND_TAT,), 0, purpose)
+    if purpose.algorithm == layout.ALGORITHM_SHEDDER:
+        # It has no keys.
+        return _Cells(*at, (), 0, purpose)
     if purpose.algorithm in (layout.ALGORITHM_SYNCED_FIXED_WINDOW, layout.ALGORITHM_SYNCED_SLIDING_WINDOW):
         return _Cells(*at, (layout.KIND_COUNT,), 0, purpose)
     return _Cells(*at, (layout.KIND_COUNT,), purpose.low_bits, purpose)
@@ -126,7 +129,8 @@ class CellChecks:
             now_ns=segment.now_ns(),
             latest_ns=segment.latest_ns(LATEST_NS // 2 + 2 * MAX_PERIOD_NS),
         )
-        if purpose is None:
+        if purpose is None or purpose.algorithm == layout.ALGORITHM_SHEDDER:
+            # A shedder takes any word for a measurement.
             return
         # A bucket has no window.
         phase_ns, period_ns, now_ns = 0, max(purpose.period_ns, 1), segment.latest_ns()

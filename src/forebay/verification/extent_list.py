@@ -174,5 +174,12 @@ def _is_possible(purpose: Purpose) -> bool:
             )
         case layout.ALGORITHM_SYNCED_TOKEN_BUCKET:
             return words == layout.SYNCED_WORDS_PER_CELL and limit == period_ns == purpose.low_bits == 0
+        case layout.ALGORITHM_SHEDDER:
+            return (
+                words == layout.SHEDDER_WORDS
+                and 1 <= limit <= layout.MAX_CONCURRENCY_LIMIT
+                and 1 <= period_ns <= MAX_PERIOD_NS
+                and purpose.low_bits in (0, 1)
+            )
         case _:
             return False

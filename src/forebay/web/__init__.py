@@ -11,7 +11,7 @@ from forebay.web.keys import everyone, header, user
 from forebay.web.refusals import refusal
 from forebay.web.request import Request
 from forebay.web.request_ids import RequestId
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule
+from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Deny, Rule, Shed
 from forebay.web.wsgi import WSGIMiddleware
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Request",
     "RequestId",
     "Rule",
+    "Shed",
     "WSGIMiddleware",
     "everyone",
     "header",

@@ -10,7 +10,7 @@ from typing import Any, Final
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.header_fields import allowance
 from forebay.web.request import Request
-from forebay.web.rules import Answer, Denial, Deny, check_answer
+from forebay.web.rules import Answer, Denial, Deny, Shed, check_answer
 
 __all__ = [
     "answer_to",
@@ -57,6 +57,10 @@ def problem_report(denial: Denial) -> Answer:
         return unavailable(status, denial.cause, wait_s)
     if isinstance(denial.rule, Deny):
         return _problem(status, "about:blank", "Requests from this address are refused.", wait_s)
+    if isinstance(denial.rule, Shed):
+        assert wait_s is not None
+        detail = f"This service is overloaded: {again(wait_s)}."
+        return quota_exceeded(status, detail, wait_s, (), {"violated-policies": list(denial.violated)})
     if denial.is_ban:
         assert wait_s is not None
         detail = f"Too many requests were denied: {again(wait_s)}."

@@ -18,6 +18,7 @@ from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.reservation import Reservation
 from forebay.errors import StoreClosed, StoreUnavailable
 from forebay.rate import NS
+from forebay.shedding.shedder import Admission, Outcome
 from forebay.web.rules import DISCONNECTED, Rule
 from forebay.web.store_errors import STORE_ERRORS
 from forebay.web.turns import Turn, sleep_until_due, sleep_until_due_async
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["BackgroundRelease", "LeaseRenewal", "RequestCleanup"]
 
 
+DROPPED: Final = frozenset({503, 504})
+"""Responses of a handler whose backend refuses a request, or doesn't answer in time."""
 _log: Final = logging.getLogger("forebay.web")
 # An event loop holds its tasks by weak references only.
 _tasks: Final[set[asyncio.Task[None]]] = set()
@@ -101,6 +104,7 @@ class RequestCleanup:
 
     __slots__ = (
         "_remote_batch",
+        "admissions",
         "background",
         "ended_status",
         "full_patience_s",
@@ -122,6 +126,8 @@ class RequestCleanup:
         self.leases: list[Lease] = []
         self.reserved: list[tuple[Rule, Reservation]] = []
         """Reservations that are charged or refunded when the response ends."""
+        self.admissions: list[Admission] = []
+        """By which shedders count the request."""
         self.turns: list[Turn] = []
         """The turns that the request waits for before it is handled."""
         self.ended_status: int | None = None
@@ -131,7 +137,12 @@ class RequestCleanup:
         self._remote_batch: list[Any] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.leases or self.reserved or self.turns)
+        return bool(self.leases or self.reserved or self.turns or self.admissions)
+
+    @property
+    def has_renewals(self) -> bool:
+        """Whether something is held that ends unless it is renewed."""
+        return bool(self.leases or self.admissions)
 
     def wait_turn(self) -> None:
         """Wait in this thread until the request may be handled. Call it before the handler of an admitted request."""
@@ -156,6 +167,8 @@ class RequestCleanup:
         turns, self.turns = self.turns, []
         for turn in turns:
             turn.end()
+        for admission in self.admissions:
+            admission.begin()
 
     def merge(self, other: RequestCleanup) -> None:
         """Add what another gate took for the same request.
@@ -171,6 +184,7 @@ class RequestCleanup:
             self.patience.left_s = min(self.patience.left_s, other.patience.left_s)
         self.reserved += other.reserved
         self.leases += other.leases
+        self.admissions += other.admissions
         self.has_remote_lease = self.has_remote_lease or other.has_remote_lease
         self.renew_after_s = min(other.renew_after_s or math.inf, self.renew_after_s or math.inf)
         self.renew_at_s = min(other.renew_at_s or math.inf, self.renew_at_s or math.inf)
@@ -179,16 +193,26 @@ class RequestCleanup:
         self.leases.append(lease)
         limiter: Any = rule.limiter
         self.has_remote_lease = self.has_remote_lease or not isinstance(limiter, Concurrency)
-        self.renew_after_s = min(limiter.lease_ns / NS / 3, self.renew_after_s or math.inf)
+        self._renew_within(limiter.lease_ns)
+
+    def count(self, admission: Admission, lease_ns: int) -> None:
+        """The request counts for a shedder until it ends."""
+        self.admissions.append(admission)
+        self._renew_within(lease_ns)
+
+    def _renew_within(self, lease_ns: int) -> None:
+        self.renew_after_s = min(lease_ns / NS / 3, self.renew_after_s or math.inf)
         self.renew_at_s = time.monotonic() + self.renew_after_s
 
     def renew(self) -> None:
         for lease in self.leases:
             self._call(lease.renew)
+        for admission in self.admissions:
+            self._call(admission.renew)
 
     def renew_with_part(self) -> None:
         """Renew the leases with a part of a streamed response. Leases in Redis are renewed only when that is due."""
-        if self.leases and (not self.has_remote_lease or time.monotonic() >= self.renew_at_s):
+        if self.has_renewals and (not self.has_remote_lease or time.monotonic() >= self.renew_at_s):
             self.renew()
             self.renew_at_s = time.monotonic() + self.renew_after_s
 
@@ -214,6 +238,9 @@ class RequestCleanup:
             self.ended_status = status
         reserved, self.reserved = self.reserved, []
         leases, self.leases = self.leases, []
+        admissions, self.admissions = self.admissions, []
+        for admission in admissions:
+            self._call(admission.end, _outcome_of(status))
         with self._one_round_trip(), contextlib.ExitStack() as stack:
             # Each of them, also if another one fails.
             for lease in leases:
@@ -297,6 +324,15 @@ class RequestCleanup:
                 self.background.start(result)
 
 
+def _outcome_of(status: int) -> Outcome:
+    """What the response shows of the load. An error of the handler shows nothing, nor does a client that left, nor how
+    long a WebSocket was open (101), nor a request that was denied after all (0).
+    """
+    if status in DROPPED:
+        return "dropped"
+    return "ignored" if status < 200 or status == DISCONNECTED or status >= 500 else "done"
+
+
 class LeaseRenewal:
     """Renews the leases of a request from ``start`` to ``stop``, by a timer of the event loop: no task, no thread."""
 
@@ -309,7 +345,7 @@ class LeaseRenewal:
 
     def start(self) -> None:
         """Does nothing without a lease, when the timer runs already, and after ``stop``."""
-        if self._timer is None and self._cleanup.leases and not self._is_stopped:
+        if self._timer is None and self._cleanup.has_renewals and not self._is_stopped:
             self._timer = asyncio.get_running_loop().call_later(self._cleanup.renew_after_s, self._renew)
 
     def stop(self) -> None:

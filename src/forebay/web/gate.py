@@ -23,8 +23,9 @@ from forebay.web.options import GivenRules, OnDenied, checked_on_denied, is_enab
 from forebay.web.patterns import PatternSet, UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
-from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, check_event_loop, kind_of, with_tiers
+from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, Shed, check_event_loop, kind_of, with_tiers
 from forebay.web.shadow import ShadowedPlan
+from forebay.web.sheds import Sheds
 from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
@@ -41,9 +42,10 @@ _Plan: TypeAlias = Plan | BanPlan | ShadowedPlan
 class Gate:
     """Decides whether a request may be handled; the middlewares and the frameworks' extensions call it.
 
-    `rules` are ``Rule``, ``Deny``, ``BodyLimit`` and ``ByteRate``. Each ``Deny`` is checked before the rules. Limiters
-    may be in several ``Store``s and in one ``RedisStore``, or leased. The host's limits decide first, and give back
-    what they took if Redis denies. `client` is the key function of rules without a `key`. `headers` names the fields of
+    `rules` are ``Rule``, ``Deny``, ``Shed``, ``BodyLimit`` and ``ByteRate``. Each ``Deny`` is checked first, then each
+    ``Shed``, in their order, and then the rules. Limiters may be in several ``Store``s and in one ``RedisStore``, or
+    leased. The host's limits decide first, and give back what they took if Redis denies. `client` is the key function
+    of rules without a `key`. `headers` names the fields of
     responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of
     them, or none. With `partition_keys`, ``RateLimit`` identifies the key by a keyed hash. `enabled` False, or
     ``FOREBAY_ENABLED=false`` in the environment, switches all limits off, with a ``LimitsDisabledWarning``. `on_denied`
@@ -96,7 +98,7 @@ class Gate:
             if not isinstance(value, bool):
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
         metered = [limit.rule for limit in self.body_limits if isinstance(limit, ByteRate)]
-        check_event_loop([*self._given, *metered], in_loop, self.client)
+        check_event_loop([*self.given, *metered], in_loop, self.client)
         _check_stores(self.rules)
         check_together(self.rules)
         for rule in (*self.rules, *metered):
@@ -110,19 +112,25 @@ class Gate:
         if not is_enabled(enabled):
             self.given = self.rules = self.body_limits = self._denies = ()
             metered = []
-        self.is_awaited = has_to_be_awaited(self.client) or any(
-            rule.is_awaited or rule.functions_to_await for rule in self.rules
-        )
-        self.has_cleanups = any(rule.is_reserved or rule.is_held for rule in self.rules)
-        self._styles = checked_styles(headers)
         self._when_unavailable = checked_when_unavailable(when_unavailable)
         self._sizes = tuple(limit for limit in self.body_limits if isinstance(limit, BodyLimit))
         rates = [limit for limit in self.body_limits if isinstance(limit, ByteRate)]
         self.byte_rates = ByteRates(rates, self.client, self._when_unavailable)
         """They decide before the rules, so a request that they refuse is charged by none."""
+        sheds = [shed for shed in self.given if isinstance(shed, Shed)]
+        self._sheds = Sheds(sheds, self._when_unavailable) if sheds else None
+        self.is_awaited = (
+            has_to_be_awaited(self.client)
+            or any(shed.functions_to_await for shed in sheds)
+            or any(rule.is_awaited or rule.functions_to_await for rule in self.rules)
+        )
+        self.has_cleanups = bool(sheds) or any(rule.is_reserved or rule.is_held for rule in self.rules)
+        self._styles = checked_styles(headers)
         self._encoded = encoded
         native: list[Any] = [rule.limiter for rule in (*self.rules, *with_tiers(metered)) if not rule.is_remote]
-        warn_if_each_counts_alone([*native, *[ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]])
+        bans = [ban for rule in self.rules if rule.ban for ban in rule.ban.limiters]
+        slots = [limiter for shed in sheds for limiter in shed.shedder.limiters]
+        warn_if_each_counts_alone([*native, *bans, *slots])
         for rule in self.rules:
             if kind_of(rule.limiter) is LeakyBucket and rule.delay_ns is None:
                 _tell_of_no_spacing(rule.limiter)
@@ -144,12 +152,14 @@ class Gate:
         self._plans: dict[int, _Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
         plan = self._plan_of(self._always) if self._always else None
-        self.admit = self.enter if self._conditional or self._denies or plan is None else plan.admit
+        self.admit = self.enter if self._conditional or self._denies or sheds or plan is None else plan.admit
 
     def enter(self, request: Request) -> Passage | Denial | None:
         """Whether this request may be handled; None: no rule is for it."""
         if self._denies and (denial := self.refused(request)) is not None:
             return denial
+        if self._sheds is not None:
+            return self._sheds.enter(request, self._plan_for)
         plan = self._plan_for(request)
         return None if plan is None else plan.admit(request)
 
@@ -171,13 +181,17 @@ class Gate:
         if self._denies and (denial := self.refused(request)) is not None:
             return denial
         resolved: Any = ResolvedRequest(request)
+        if self._sheds is not None:
+            return await self._sheds.enter_async(resolved, self._resolve, self._plan_for)
         if self._awaited_first:
-            methods, paths = request.methods, request.paths
-            await resolved.resolve(
-                function for rule, function in self._awaited_first if rule.where.matches(methods, paths)
-            )
+            await self._resolve(resolved)
         plan = self._plan_for(resolved)
         return None if plan is None else await plan.admit_async(resolved)
+
+    async def _resolve(self, resolved: Any) -> None:
+        """Await what chooses the rules."""
+        methods, paths = resolved.methods, resolved.paths
+        await resolved.resolve(function for rule, function in self._awaited_first if rule.where.matches(methods, paths))
 
     def max_body_bytes(self, request: Request) -> int | None:
         if not self._sizes:
@@ -294,16 +308,16 @@ def _tell_of_no_spacing(limiter: Any) -> None:
         )
 
 
-def _listed(rules: Any) -> tuple[Rule | Deny | BodyLimit | ByteRate, ...]:
+def _listed(rules: Any) -> tuple[Rule | Deny | Shed | BodyLimit | ByteRate, ...]:
     """Raises ``InvalidLimiter`` for anything else."""
-    kinds = "Rule, Deny, BodyLimit and ByteRate"
+    kinds = "Rule, Deny, Shed, BodyLimit and ByteRate"
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.
         raise InvalidLimiter(f"rules are of {kinds}, in a list, not {short_repr(rules)}: write [Rule(limiter)]")
-    is_one = isinstance(rules, (Rule, Deny, BodyLimit, ByteRate)) or not isinstance(rules, Iterable)
+    is_one = isinstance(rules, (Rule, Deny, Shed, BodyLimit, ByteRate)) or not isinstance(rules, Iterable)
     listed = (rules,) if is_one else tuple(rules)
     for rule in listed:
-        if not isinstance(rule, (Rule, Deny, BodyLimit, ByteRate)):
+        if not isinstance(rule, (Rule, Deny, Shed, BodyLimit, ByteRate)):
             raise InvalidLimiter(f"rules are of {kinds}, not {short_repr(rule)}: write Rule(limiter)")
     return listed
 

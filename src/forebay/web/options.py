@@ -16,7 +16,7 @@ from forebay.web.store_errors import WhenUnavailable
 
 if TYPE_CHECKING:
     from forebay.web.byte_rates import ByteRate
-    from forebay.web.rules import BodyLimit, Denial, Deny, Rule
+    from forebay.web.rules import BodyLimit, Denial, Deny, Rule, Shed
 
 __all__ = ["GateOptions", "GivenRules", "OnDenied", "checked_on_denied", "is_enabled"]
 
@@ -25,7 +25,7 @@ VALUES: Final = {"true": True, "false": False}
 _warning: Final = Seldom()
 
 OnDenied = Callable[[Request, "Denial"], object]
-GivenRules: TypeAlias = "Iterable[Rule | Deny | BodyLimit | ByteRate]"
+GivenRules: TypeAlias = "Iterable[Rule | Deny | Shed | BodyLimit | ByteRate]"
 """The rules of a middleware."""
 
 

@@ -16,7 +16,8 @@ from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.all_of import AllOf
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.rate import Duration, as_delay_ns
+from forebay.rate import NS, Duration, as_delay_ns
+from forebay.shedding.shedder import Shedder
 from forebay.web.addresses import AddressList
 from forebay.web.bans import Ban
 from forebay.web.client import ClientAddress, client_address
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     _AnyLimiter: TypeAlias = Limiter | RedisLimiter | AsyncRedisLimiter | AsyncLeasedLimiter
 
-__all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Deny", "Rule"]
+__all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Deny", "Rule", "Shed"]
 
 DISCONNECTED: Final = 499
 """The status that `charge_on` gets when the client disconnected before it had received the whole response."""
@@ -89,7 +90,7 @@ def check_answer(answer: Answer) -> None:
 
 
 def _check_response(status: int | None, answer: object) -> None:
-    """Raises ``InvalidLimiter`` for the `status` or the `answer` of a ``Rule`` or ``Deny``."""
+    """Raises ``InvalidLimiter`` for the `status` or the `answer` of a ``Rule``, ``Deny`` or ``Shed``."""
     if status is not None and (type(status) is not int or status not in range(200, 600)):
         raise InvalidLimiter(f"status is an HTTP status such as 429, not {short_repr(status)}")
     if isinstance(answer, Answer):
@@ -418,17 +419,85 @@ class Deny:
         return _is_hidden(self.answer)
 
 
+@dataclass(frozen=True)
+class Shed:
+    """Denies requests by a shedder while the host is overloaded: ``Shed(AdaptiveLimit(store, "web"))``, in the rules.
+
+    `shedder`: a ``ReservedSlots``, ``BusyWorkers`` or ``AdaptiveLimit`` of ``forebay.shedding``. `priority`: a callable
+    that takes a ``Request`` and returns one of the shedder's priorities; it may be ``async def`` where the application
+    is asynchronous. It is needed if the shedder has priorities. `path`, `methods` and `ignore_case` are those of
+    ``Rule``. `status`: of a denial. `answer`: sent instead of the problem report, an ``Answer`` or a callable that
+    takes the ``Request`` and the ``Denial`` and returns one. `retry_after`: a denied client is asked to wait so long,
+    in whole seconds, or up to twice as long, at random, so that not all of them come back at once.
+
+    A request is counted until its response has been sent. Its latency is a sample for an ``AdaptiveLimit``, except if
+    the handler fails or the client leaves; a response of 503 or 504 counts as dropped. Requests are shed before the
+    rules decide, so a request that is shed is charged by no rule. Raises ``InvalidLimiter``.
+    """
+
+    shedder: Shedder
+    _: KW_ONLY
+    priority: Callable[[Request], str | Awaitable[str]] | None = None
+    path: str | Iterable[str] | None = None
+    methods: str | Iterable[str] = ()
+    ignore_case: bool = False
+    status: int = 503
+    answer: Answer | Callable[[Request, Denial], Answer] | None = None
+    retry_after: Duration = "2s"
+    where: RequestPattern = field(init=False, repr=False)
+    retry_after_s: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shedder, Shedder):
+            raise InvalidLimiter(
+                f"a Shed is for a shedder, not {short_repr(self.shedder)}: write "
+                'Shed(forebay.shedding.AdaptiveLimit(store, "web"))'
+            )
+        if self.priority is not None:
+            check_function("priority is a callable that takes a request", self.priority)
+        if (self.priority is None) != (not self.shedder.priorities):
+            has = f"has the priorities {self.shedder.priorities}" if self.shedder.priorities else "has no priorities"
+            raise InvalidLimiter(
+                f"{self.shedder!r} {has}, so its Shed {'needs a' if self.shedder.priorities else 'takes no'} priority="
+            )
+        if self.status is None:
+            raise InvalidLimiter("status is an HTTP status such as 503, not None")
+        _check_response(self.status, self.answer)
+        object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
+        retry_after_ns = as_delay_ns(self.retry_after, "retry_after is")
+        object.__setattr__(self, "retry_after_s", max(1, -(-retry_after_ns // NS)))
+
+    @property
+    def functions_to_await(self) -> list[Any]:
+        return [self.priority] if has_to_be_awaited(self.priority) else []
+
+    @property
+    def limiter(self) -> Shedder:
+        """The shedder, whose name a denial has."""
+        return self.shedder
+
+    @property
+    def denial_status(self) -> int:
+        return self.status
+
+    @property
+    def is_hidden(self) -> bool:
+        """As a rule's."""
+        return _is_hidden(self.answer)
+
+
 @dataclass(frozen=True, slots=True)
 class Denial:
     """Why a request is not handled.
 
-    ``rule`` is the binding one: of the rules that denied, the one with the longest wait; or the ``Deny``. ``violated``
-    has the names of all that denied, or of the ``Ban``. ``retry_after_s``: the same request is allowed after so many
-    whole seconds if nothing else happens; None: never, because it costs more than the limit, or is refused for good.
+    ``rule`` is the binding one: of the rules that denied, the one with the longest wait; or the ``Deny`` or ``Shed``.
+    ``violated`` has the names of all that denied, or of the ``Ban``. ``retry_after_s``: the same request is allowed
+    after so many whole seconds if nothing else happens; None: never, because it costs more than the limit, or is
+    refused for good.
     ``decision`` is the limiter's or the ban's, None then. ``fields`` are the header fields that describe the denial.
     """
 
-    rule: Rule | Deny
+    rule: Rule | Deny | Shed
     violated: tuple[str, ...]
     decision: Decision | None
     retry_after_s: int | None
@@ -451,14 +520,15 @@ def with_tiers(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(each for rule in rules for each in (rule, *rule.by_tier.values()) if each is not None)
 
 
-def check_event_loop(rules: Iterable[Rule], in_loop: bool | None, client: KeyFunction | None = None) -> None:
+def check_event_loop(given: Iterable[object], in_loop: bool | None, client: KeyFunction | None = None) -> None:
     """Refuse rules that would block an event loop, or that need one where there is none.
 
     `in_loop`: whether the rules are checked in an event loop; None: unknown. Raises ``InvalidLimiter``.
     """
-    rules = with_tiers(rules)
+    given = list(given)
+    rules = with_tiers(rule for rule in given if isinstance(rule, Rule))
     functions = [client] if has_to_be_awaited(client) else []
-    functions += [function for rule in rules for function in rule.functions_to_await]
+    functions += [one for rule in given if isinstance(rule, (Rule, Shed)) for one in rule.functions_to_await]
     if functions and in_loop is False:
         raise InvalidLimiter(
             f"{short_repr(functions[0])} has to be awaited, and this application has no event loop: "

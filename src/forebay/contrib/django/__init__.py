@@ -198,7 +198,7 @@ class LimitsMiddleware:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
         gate = _gates().gate
-        check_event_loop(gate.rules, iscoroutinefunction(get_response), gate.client)
+        check_event_loop(gate.given, iscoroutinefunction(get_response), gate.client)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
 
@@ -303,7 +303,7 @@ def _check_view(view: Any, decorator: str) -> None:
 
 def _is_exempt(request: HttpRequest) -> bool:
     """Whether the request's view is exempt. The view is resolved only if there is an exempt one."""
-    if not _gates().gate.rules:
+    if not _gates().gate.given:
         return False
     resolver = get_resolver(getattr(request, "urlconf", None))
     # This imports the views, the first time.

@@ -18,6 +18,8 @@ cdef class Extent:
     cdef Table table                     # its own, of the segment's time and policy
     cdef uint64_t* records                # behind the table: so many for each of its cells
 
+    cdef uint64_t* word_at(self, uint64_t number) except NULL
+
 
 cdef class Segment:
     cdef Table table                     # what the decision path needs, validated and constant

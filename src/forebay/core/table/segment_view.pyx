@@ -74,6 +74,19 @@ cdef class Extent:
         for i in range(used_cells, cells):
             self.table.cells[i].tag = FOREBAY_KIND_BLOCKED
 
+    cdef uint64_t* word_at(self, uint64_t number) except NULL:
+        if number >= <uint64_t>(self.base + self.size - <char*>self.records) // sizeof(uint64_t):
+            raise IndexError(f"an extent of {self.size} bytes has no word {number}")
+        return self.records + number
+
+    def word(self, uint64_t number):
+        """The value of one of the words."""
+        return load_acquire(self.word_at(number))
+
+    def replace_word(self, uint64_t number, uint64_t seen, uint64_t value):
+        """Replace the value `seen` of a word, by one CAS. False if another value is there."""
+        return cas_acq_rel(self.word_at(number), seen, value)
+
 
 # In seconds. A state is ahead of now by at most two of the longest periods and a quantum. With this limit on the time,
 # no state reaches TIME_BITS.
