@@ -33,8 +33,9 @@ from forebay.contrib.views import (
 )
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import DISCONNECTED, BodyLimit, Deny, Gate, Rule
+from forebay.web import DISCONNECTED, BodyLimit, Deny, Rule
 from forebay.web.functions import has_to_be_awaited
+from forebay.web.live_gate import VersionedRules, gate_of
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
 from forebay.web.rules import check_event_loop, outcome
@@ -112,7 +113,7 @@ def _root_of(match: web.UrlMappingMatchInfo) -> str:
 
 def setup(
     app: web.Application,
-    rules: Iterable[Rule | Deny | BodyLimit] = (),
+    rules: Iterable[Rule | Deny | BodyLimit] | VersionedRules = (),
     **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app` and its sub-applications, and install the limits of their handlers.
@@ -124,14 +125,14 @@ def setup(
 
 
 def middleware(
-    rules: Iterable[Rule | Deny | BodyLimit] = (),
+    rules: Iterable[Rule | Deny | BodyLimit] | VersionedRules = (),
     **options: Unpack[GateOptions],
 ) -> Middleware:
     """The middleware that ``setup`` installs, for ``web.Application(middlewares=[...])``.
 
     By itself it comes too late for the fields of a response that its handler starts to send, such as a WebSocket's.
     """
-    gate = Gate(rules, **options, in_loop=True)
+    gate = gate_of(rules, **options, in_loop=True)
     without_body_limits(gate, "say web.Application(client_max_size=...)")
     gates = AppGates(gate, **options)
 

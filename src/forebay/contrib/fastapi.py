@@ -21,9 +21,10 @@ with Needs("fastapi", __name__):
 
 from forebay.contrib.views import AppGates, AsyncVisit, NotInstalled, RuleOptions, rules_of
 from forebay.core.limiter import Limiter
-from forebay.web import Answer, ASGIMiddleware, BodyLimit, Denial, Deny, Gate, Passage, Rule
+from forebay.web import Answer, ASGIMiddleware, BodyLimit, Denial, Deny, Passage, Rule
 from forebay.web.answers import reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
+from forebay.web.live_gate import VersionedRules, gate_of
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import Scope
@@ -51,7 +52,7 @@ class LimitDenied(HTTPException):
 
 def setup(
     app: Starlette,
-    rules: Iterable[Rule | Deny | BodyLimit] = (),
+    rules: Iterable[Rule | Deny | BodyLimit] | VersionedRules = (),
     **options: Unpack[GateOptions],
 ) -> None:
     """Charge `rules` for every request of `app`, and install the limits of its routes.
@@ -61,8 +62,8 @@ def setup(
     denials.
     """
     # Wrong arguments fail here, and not at the first request, when Starlette makes its middleware.
-    gate = Gate(rules, **options, in_loop=True)
-    app.add_middleware(LimitsMiddleware, rules=gate.given, **options)
+    gate = gate_of(rules, **options, in_loop=True)
+    app.add_middleware(LimitsMiddleware, rules=rules if isinstance(rules, VersionedRules) else gate.given, **options)
     # From the last to the first: they stay in order.
     known: list[Any] = app.user_middleware
     for middleware in [one for one in known if one.cls is CORSMiddleware][::-1]:
@@ -101,11 +102,11 @@ class LimitsMiddleware:
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit] = (),
+        rules: Iterable[Rule | Deny | BodyLimit] | VersionedRules = (),
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, **options, encoded=True, in_loop=True)
+        self.gate = gate_of(rules, **options, encoded=True, in_loop=True)
         self.gates = AppGates(self.gate, **options, encoded=True, in_loop=True)
         body_limits = self.gate.body_limits
         self._limited = ASGIMiddleware(self._visit, body_limits) if body_limits else self._visit

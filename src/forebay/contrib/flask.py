@@ -18,8 +18,9 @@ with Needs("flask", __name__):
 from forebay.contrib.views import AppGates, NotInstalled, RuleOptions, Rules, Visit, remember_rules, rules_of, unstacked
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import Answer, BodyLimit, Denial, Deny, Gate, Rule, WSGIMiddleware
+from forebay.web import Answer, BodyLimit, Denial, Deny, Rule, WSGIMiddleware
 from forebay.web.answers import retry_after
+from forebay.web.live_gate import VersionedRules, gate_of
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import Environ
@@ -67,14 +68,14 @@ class Limits:
     def __init__(
         self,
         app: Flask | None = None,
-        rules: Iterable[Rule | Deny | BodyLimit] = (),
+        rules: Iterable[Rule | Deny | BodyLimit] | VersionedRules = (),
         **options: Unpack[GateOptions],
     ) -> None:
         if app is not None and not isinstance(app, Flask):
             raise InvalidLimiter(
                 f"Limits(app, rules), or Limits(rules=[...]): {short_repr(app)} is no Flask application"
             )
-        self._gate = Gate(rules, **options, in_loop=False)
+        self._gate = gate_of(rules, **options, in_loop=False)
         self._gates = AppGates(self._gate, **options, in_loop=False)
         # A visit's key in the environment: of these limits.
         self._visit_key = f"forebay.visit.{id(self)}"

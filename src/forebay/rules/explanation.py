@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.errors import short_repr
 from forebay.rules.building import BuiltRule
-from forebay.rules.overrides import DENY, effect_of
+from forebay.rules.overrides import DENY
 from forebay.web import Request
 from forebay.web.header_fields import allowance
 from forebay.web.patterns import RequestPattern
@@ -39,7 +39,7 @@ class Explanation:
     limits: tuple[LimitUse, ...]
     """Empty if an override exempts or denies the key."""
     override: str
-    """``exempt``, ``deny`` or ``limits`` for a key with an override, else empty."""
+    """``exempt``, ``deny`` or ``limits`` for a key with an override, ``canary`` for a chosen key, else empty."""
     until: datetime | None
     shadow: bool
 
@@ -55,9 +55,10 @@ def _explanation(built: BuiltRule, request: Request) -> Explanation:
     if reasons:
         return Explanation(spec.name, False, reasons, (), spec.cost, (), "", None, spec.shadow)
     override = built.overrides.active(request)
-    effect = effect_of(override)
+    effect = built.overrides.effect(request)
     limits = () if effect == DENY else tuple(_use(rule.limiter) for rule in built.rules.get(effect, ()))
     what = "" if effect is None else "deny" if effect == DENY else "limits" if effect else "exempt"
+    what = "canary" if effect is not None and override is None else what
     key: Any = built.key(request)
     texts = (key,) if isinstance(key, str) else tuple(key)
     until = None if override is None else override.until

@@ -10,6 +10,7 @@ from forebay.web.answers import body_too_large, reason_of
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.fastpath import ASGIFastPath, SendWithFields, with_fields
 from forebay.web.gate import Gate
+from forebay.web.live_gate import VersionedRules, limit_path
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Scope, declares_more_than
@@ -40,11 +41,11 @@ class ASGIMiddleware(ASGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | BodyLimit] | VersionedRules,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, **options, encoded=True, in_loop=True)
+        limit_path(self, rules, **options, encoded=True, in_loop=True)
         # Servers and frameworks inspect ``__call__``, and a compiled method shows neither that it is a coroutine
         # function nor its parameters. They call the middleware itself.
         self.__dict__.update(__call__=self._call, __signature__=inspect.signature(self._call))
@@ -54,14 +55,14 @@ class ASGIMiddleware(ASGIFastPath):
 
     async def _respond_unusual(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
         """A request that may have a body limit or a cleanup, or whose decision is awaited."""
-        app = self.app
-        if self.gate.body_limits and request.native["type"] == "http":
-            max_bytes = self.gate.max_body_bytes(request)
+        app, gate = self.app, self.gate
+        if gate.body_limits and request.native["type"] == "http":
+            max_bytes = gate.max_body_bytes(request)
             if max_bytes is not None:
                 if declares_more_than(max_bytes, request):
                     return await send_answer(body_too_large(max_bytes), request.native, receive, send)
                 app = _with_body_limit(app, max_bytes)
-        passage = await self.gate.enter_unguarded(request) if self.gate.is_awaited else self.gate.enter(request)
+        passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.enter(request)
         if passage is None:
             return await app(request.native, receive, send)
         if isinstance(passage, Denial):

@@ -9,6 +9,7 @@ from forebay.web.answers import body_too_large, status_line
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.fastpath import Passage, WSGIFastPath
 from forebay.web.gate import Gate
+from forebay.web.live_gate import VersionedRules, limit_path
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions
 from forebay.web.request import BodyTooLarge, Environ, declares_more_than
@@ -32,11 +33,11 @@ class WSGIMiddleware(WSGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: Iterable[Rule | Deny | BodyLimit],
+        rules: Iterable[Rule | Deny | BodyLimit] | VersionedRules,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, **options, in_loop=False)
+        limit_path(self, rules, **options, in_loop=False)
 
     def _respond_bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
         """A request that may have a body limit."""

@@ -1,0 +1,49 @@
+"""One version of live rules, as a process has it: the limiters and rules that it has made of a publication."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.rules.building import build
+from forebay.rules.keys import Functions
+from forebay.rules.live.carrying import MARKS, carried
+from forebay.rules.live.publication import Publication
+from forebay.rules.loading import check
+from forebay.rules.model import Limit
+from forebay.rules.problems import Problems
+from forebay.web import Rule
+
+__all__ = ["Version", "make_version"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Version:
+    """The rules of a publication."""
+
+    publication: Publication
+    limits: Mapping[str, Limit] = field(repr=False)
+    rules: Sequence[Rule] = field(repr=False)
+    number: int = 0
+    """0 for one that isn't published yet."""
+
+
+def make_version(publication: Publication, store: Any, functions: Functions, number: int = 0) -> Version:
+    """Raises ``InvalidRuleFile``, and what the store raises. O(size of the document)."""
+    problems = Problems(publication.name)
+    spec, document, _ = check(publication.name, publication.document, functions)
+    if spec.store:
+        problems.add(document.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
+        problems.raise_if_any()
+    # Limiters of the version before live on, and count apart if they must.
+    for name in (*spec.limits, MARKS):
+        store.names.expect_several(name)
+    built = build(spec, document, store, functions, problems)
+    rules = [
+        carried(rule, publication.limits.get(rule.limiter.name), store)
+        for one in built
+        for each in one.rules.values()
+        for rule in each
+    ]
+    return Version(publication, spec.limits, rules, number)
