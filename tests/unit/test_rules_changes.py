@@ -11,10 +11,12 @@ import pytest
 from test_rules_live import NEVER, TextSource, document
 from web_requests import Site
 
-from forebay import Store
+from forebay import FixedWindow, Store
 from forebay.rules import LiveRules
-from forebay.rules.live.carrying import MARKS
+from forebay.rules.live.carrying import MARKS, carried
+from forebay.rules.live.standing import Standing
 from forebay.testing import ManualClock
+from forebay.web import Ban, ClientAddress, Rule
 
 
 @pytest.fixture
@@ -206,3 +208,14 @@ def test_a_crash_before_the_mark_charges_once_more(
             one.site.request()
     # 4 twice.
     assert one.allowed() == 2
+
+
+def test_a_ban_outlasts_a_reset(store: Store) -> None:
+    ban = Ban(store, "guessers", "2/hour", lasts="5 hours")
+    rule = Rule(FixedWindow(store, "api", "1/hour"), key=ClientAddress(), ban=ban)
+    before, after = Site("wsgi", [rule]), Site("wsgi", [carried(rule, {"api": Standing(1)}, store)])
+    for first, second, client in ((before, after, "192.0.2.1"), (after, before, "192.0.2.9")):
+        # It is banned after some denials, for both.
+        while (status := first.request(client=client).status) != 403:
+            assert status in (200, 429)
+        assert second.request(client=client).status == 403

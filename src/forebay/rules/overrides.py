@@ -13,7 +13,7 @@ from forebay.rules.keys import RuleKey
 from forebay.rules.model import FileRule, Override
 from forebay.web import Answer, Denial, Request
 from forebay.web.answers import quota_exceeded, retry_after
-from forebay.web.canary import Chosen
+from forebay.web.canaries import Chosen
 from forebay.web.client import UnknownPeer
 
 __all__ = [

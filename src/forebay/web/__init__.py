@@ -4,6 +4,7 @@ from forebay.web.addresses import AddressList
 from forebay.web.answers import problem_report
 from forebay.web.asgi import ASGIMiddleware
 from forebay.web.bans import Ban
+from forebay.web.canaries import canary
 from forebay.web.client import ClientAddress
 from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
@@ -27,6 +28,7 @@ __all__ = [
     "Request",
     "Rule",
     "WSGIMiddleware",
+    "canary",
     "everyone",
     "header",
     "problem_report",

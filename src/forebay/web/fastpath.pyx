@@ -213,9 +213,12 @@ cdef class RulesWatch:
         self.version = segment.rules_word()
         self.forget()
 
-    cpdef bint has_news(self) noexcept:
-        """Whether the version in force isn't the one that is followed."""
+    cdef inline bint is_behind(self) noexcept:
         return load_acquire(self.version) != load_acquire(&self.followed)
+
+    def has_news(self):
+        """Whether the version in force isn't the one that is followed."""
+        return self.is_behind()
 
     def follow(self, uint64_t version):
         """The rules of that version are in use."""
@@ -265,6 +268,12 @@ cdef class FastPath:
             self.has_body_limits, self.has_cleanups, self.is_awaited = has_body_limits, has_cleanups, is_awaited
             self.is_unusual = has_body_limits or self.watch is not None
 
+    cdef int follow_news(self) except -1:
+        """Take the gate of the version in force, where rules are live."""
+        if self.watch is not None and self.watch.is_behind():
+            self.live.lead()
+        return 0
+
     cdef object enter(self, object admit, object request):
         """A list of fields, a passage with a cleanup, a denial, or None if no rule matches.
 
@@ -301,10 +310,13 @@ cdef class WSGIFastPath(FastPath):
     def __call__(self, environ, start_response):
         request = WSGIRequest.__new__(WSGIRequest, environ)
         if self.is_unusual:
-            if self.watch is not None and self.watch.has_news():
-                self.live.lead()
-            if self.has_body_limits:
-                return self._respond_bounded(request, start_response)
+            return self.respond_unusually(request, start_response)
+        return self.respond(self.app, request, start_response)
+
+    cdef object respond_unusually(self, WSGIRequest request, object start_response):
+        self.follow_news()
+        if self.has_body_limits:
+            return self._respond_bounded(request, start_response)
         return self.respond(self.app, request, start_response)
 
     def _respond(self, app, WSGIRequest request not None, start_response):
@@ -365,8 +377,7 @@ cdef class ASGIFastPath(FastPath):
             admit = self.admit
             is_unusual = self.has_cleanups or self.is_unusual or self.is_awaited
         if is_unusual and self.watch is not None:
-            if self.watch.has_news():
-                self.live.lead()
+            self.follow_news()
             with cython.critical_section(self):
                 admit = self.admit
                 is_unusual = self.has_cleanups or self.has_body_limits or self.is_awaited

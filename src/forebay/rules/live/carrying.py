@@ -37,7 +37,7 @@ moment, once for each change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
@@ -48,6 +48,7 @@ from forebay.rules.building import make_limiter, parameters_of
 from forebay.rules.live.standing import Standing
 from forebay.store import Store
 from forebay.web import Request, Rule
+from forebay.web.keys import CellKey
 from forebay.web.request import KeyFunction
 
 __all__ = ["carried"]
@@ -57,11 +58,12 @@ MARKS: Final = "forebay carried"
 UNSEEN: Final = "forebay: no request has this key"
 
 
-def carried(rule: Rule, standing: Standing | None, store: Any) -> Rule:
-    """The rule, whose requests count in the cells of the limit's generation, and bring their shares there first."""
-    if standing is None or standing == Standing():
-        return rule
+def carried(rule: Rule, limits: Mapping[str, Standing], store: Any) -> Rule:
+    """The rule, whose requests count in the cells of its limit's generation, and bring their shares there first."""
     limiter: Any = rule.limiter
+    standing = limits.get(limiter.name, Standing())
+    if standing == Standing():
+        return rule
     links = []
     latest: tuple[Any, int] = limiter, standing.generation
     for former in reversed(standing.former):
@@ -108,18 +110,18 @@ class _Link:
             charge.cancel()
 
 
-class _CarriedKey:
+class _CarriedKey(CellKey):
     """A rule's key function. Until the former limits' keys are as new, it brings the share of each key that it sees."""
 
     def __init__(self, key_of: KeyFunction, generation: int, links: Sequence[_Link], store: Any) -> None:
-        self._key_of, self._generation, self._links, self._store = key_of, generation, links, store
+        self.client_key, self._generation, self._links, self._store = key_of, generation, links, store
         self._until_ns = max((link.until_ns for link in links), default=0)
         if isinstance(store, Store) and links:
             lasts_s = max(1, (self._until_ns - store.now_ns()) // 10**9 + 1)
             self._marks = TokenBucket(store, MARKS, Rate(1, timedelta(seconds=lasts_s)), burst=1)
 
     def __call__(self, request: Request) -> Any:
-        key: Any = self._key_of(request)
+        key: Any = self.client_key(request)
         if self._until_ns and self._store.now_ns() < self._until_ns:
             for link in self._links:
                 link.bring(key, self._marks)

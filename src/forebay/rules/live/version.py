@@ -40,10 +40,5 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
     for name in (*spec.limits, MARKS):
         store.names.expect_several(name)
     built = build(spec, document, store, functions, problems)
-    rules = [
-        carried(rule, publication.limits.get(rule.limiter.name), store)
-        for one in built
-        for each in one.rules.values()
-        for rule in each
-    ]
+    rules = [carried(rule, publication.limits, store) for one in built for each in one.rules.values() for rule in each]
     return Version(publication, spec.limits, rules, number)
