@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 from process_helpers import Crew, wait_until
 from rule_files import FILE
@@ -188,12 +189,17 @@ def test_two_that_take_themselves_for_the_loader_publish_one_after_the_other(cre
 
     def race(number: int) -> list[int]:
         won = []
-        for turn in range(100):
+        for turn in range(300):
             seen = board.version
             made = Publication("a.toml", "a test", number, datetime.now(UTC), {}, f"{number} {turn}".encode())
             version = board.publish(made, seen)
             if version is not None:
                 won.append(version)
+                try:
+                    assert board.read(version).document == made.document
+                except UnreadableRules:
+                    # Others have published since, and removed it.
+                    assert board.version > version + 1
         return won
 
     won = crew.run(3, race)
@@ -216,7 +222,10 @@ def test_a_process_that_ends_gives_the_election_up(crew: Crew, store: Store, fil
     assert crew.start(win).result()
 
 
-@pytest.mark.parametrize("damage", [b"x" * 40, b"", None])
+FORGED = bytes(32) + msgspec.msgpack.encode(Publication("a.toml", "a", 1, datetime.now(UTC), {}, of_rate(9).encode()))
+
+
+@pytest.mark.parametrize("damage", [b"x" * 40, b"", FORGED, None])
 def test_a_publication_that_others_have_changed_is_not_used(
     store: Store, file: Path, tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:

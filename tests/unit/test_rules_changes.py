@@ -216,6 +216,5 @@ def test_a_ban_outlasts_a_reset(store: Store) -> None:
     before, after = Site("wsgi", [rule]), Site("wsgi", [carried(rule, {"api": Standing(1)}, store)])
     for first, second, client in ((before, after, "192.0.2.1"), (after, before, "192.0.2.9")):
         # It is banned after some denials, for both.
-        while (status := first.request(client=client).status) != 403:
-            assert status in (200, 429)
+        assert 403 in [first.request(client=client).status for _ in range(9)]
         assert second.request(client=client).status == 403
