@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -100,6 +101,10 @@ def follow(store: Store, file: Path, path: Path) -> None:
         time.sleep(0.002)
 
 
+def has_seen(path: Path, limit: int) -> bool:
+    return path.exists() and path.read_text() == str(limit)
+
+
 def test_another_process_takes_over_from_one_that_was_killed(
     crew: Crew, store: Store, file: Path, tmp_path: Path
 ) -> None:
@@ -116,7 +121,7 @@ def test_another_process_takes_over_from_one_that_was_killed(
         limit += 1
         replace(file, of_rate(limit))
         for _, path in workers.values():
-            wait_until(lambda path=path: path.exists() and path.read_text() == str(limit), f"a limit of {limit}")
+            wait_until(functools.partial(has_seen, path, limit), f"a limit of {limit}")
         wait_until(loader, "a worker loads")
         pid = loader()
         assert pid is not None

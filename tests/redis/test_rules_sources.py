@@ -63,7 +63,7 @@ def policy(site: Site) -> str:
 
 
 def test_a_changed_document_is_in_force(source: Any, store: Store) -> None:
-    with pytest.raises(Exception, match="has no (row|key)"):
+    with pytest.raises(Exception, match=r"has no (row|key)"):
         LiveRules(source, store=store, interval=NEVER)
     source.write(of_rate(5))
     with LiveRules(source, store=store, interval=NEVER) as live:
@@ -137,7 +137,7 @@ def test_the_thread_follows(server: RedisServer, store: Store) -> None:
 
 
 def test_yaml_in_a_row(tmp_path: Path, store: Store) -> None:
-    source = SqlSource(f"sqlite:///{tmp_path}/rules.db", row="shop", format="yaml")
+    source = SqlSource(f"sqlite:///{tmp_path}/rules.db", row="shop", syntax="yaml")
     source.create_table()
     source.write(
         b"version: 1\nlimits: {api: {algorithm: fixed-window, rate: 5/hour}}\nrules: [{name: all, limits: [api]}]\n"
@@ -184,7 +184,7 @@ def test_commands_write_where_applications_read(source: Any, tmp_path: Path, ser
         lambda: SqlSource("sqlite://", table="a; drop table b"),
         lambda: SqlSource("sqlite://", row=""),
         lambda: SqlSource(5),
-        lambda: SqlSource("sqlite://", format="json"),  # type: ignore[arg-type]
+        lambda: SqlSource("sqlite://", syntax="json"),  # type: ignore[arg-type]
         lambda: RedisSource(5, "key"),
         lambda: RedisSource("redis://127.0.0.1", ""),
     ],
@@ -192,5 +192,3 @@ def test_commands_write_where_applications_read(source: Any, tmp_path: Path, ser
 def test_wrong_arguments_are_refused(make: MakeSource) -> None:
     with pytest.raises(InvalidLimiter):
         make()
-
-

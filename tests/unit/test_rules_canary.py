@@ -96,9 +96,7 @@ def test_other_rules_choose_other_keys() -> None:
         ({"exempt": AddressList("192.0.2.1")}, 5, "exempts addresses"),
     ],
 )
-def test_what_cant_be_a_canary_is_refused(
-    store: Store, options: dict[str, Any], percent: Any, message: str
-) -> None:
+def test_what_cant_be_a_canary_is_refused(store: Store, options: dict[str, Any], percent: Any, message: str) -> None:
     old, new = FixedWindow(store, "api", "5/hour"), FixedWindow(store, "new", "2/hour")
     with pytest.raises(InvalidLimiter, match=message):
         canary(Rule(old, **{"key": ClientAddress(), **options}), new, percent=percent)
@@ -111,7 +109,7 @@ def test_problems_of_a_canary_have_their_places() -> None:
         (("20", "101"), "rules[0].canary.percent is a number above 0"),
         (('limits = ["new"]', 'limits = ["nw"]'), "did you mean 'new'?"),
         (('limits = ["new"]', 'limits = ["api"]'), "these are the rule's own limits"),
-        (('percent = 20, ', ""), "lacks percent"),
+        (("percent = 20, ", ""), "lacks percent"),
     ):
         found = problems(CANARY.replace(*change))
         assert any(message in problem for problem in found), found

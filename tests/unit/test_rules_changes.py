@@ -69,9 +69,7 @@ def changing(store: Store) -> Iterator[Callable[[str], Changing]]:
         ("fixed-window", 0),
     ],
 )
-def test_by_default_a_key_keeps_its_state(
-    changing: Callable[[str], Changing], algorithm: str, left: int
-) -> None:
+def test_by_default_a_key_keeps_its_state(changing: Callable[[str], Changing], algorithm: str, left: int) -> None:
     # Windows count in as many bits as their limit takes: limits of 100 and 120 in as many.
     rates = ("120/hour", "100/hour") if algorithm != "token-bucket" else ("100/hour", "50/hour")
     one = changing(document(rates[0], algorithm=algorithm))
@@ -88,7 +86,10 @@ def test_by_default_a_key_keeps_its_state(
         (document("100/hour", algorithm="fixed-window"), document("50/hour")),
         (document("100/hour", algorithm="token-bucket"), document("50/hour", algorithm="fixed-window")),
         (document("100/hour", algorithm="token-bucket"), document("50/hour", algorithm="token-bucket", initial="50")),
-        (document("100/hour", algorithm="sliding-log", keys="10"), document("50/hour", algorithm="sliding-log", keys="10")),
+        (
+            document("100/hour", algorithm="sliding-log", keys="10"),
+            document("50/hour", algorithm="sliding-log", keys="10"),
+        ),
     ],
 )
 def test_a_state_that_the_new_limit_cant_read_is_kept_in_proportion(
@@ -198,6 +199,7 @@ def test_a_crash_before_the_mark_charges_once_more(
     from forebay.rules.live import carrying
 
     bring = carrying._Link.bring
+
     class Marks:
         def __init__(self, marks: Any) -> None:
             self.peek, self.allow = marks.peek, crash

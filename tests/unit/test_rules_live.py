@@ -219,9 +219,9 @@ def test_a_start_without_rules_fails(live_rules: Callable[..., LiveRules], tmp_p
         live_rules(TextSource(LIMITS))
     with pytest.raises(FileNotFoundError):
         live_rules(FileSource(tmp_path / "limits.toml"))
+    path = tmp_path / "limits.txt"
+    path.write_text(FILE)
     with pytest.raises(InvalidRuleFile, match="ends with one of"):
-        path = tmp_path / "limits.txt"
-        path.write_text(FILE)
         live_rules(FileSource(path))
 
 

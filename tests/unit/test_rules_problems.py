@@ -16,7 +16,7 @@ ALGORITHMS = (
     "token-bucket"
 )
 RULE_WORDS = (
-    "allowed: address, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, key, limits, "
+    "allowed: address, canary, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, key, limits, "
     "methods, most_delayed, name, overrides, path, response, shadow, tier"
 )
 DURATIONS = (
@@ -78,11 +78,11 @@ def override(body: str) -> str:
         (
             limit('algorithm = "token-bucket"\nrate = "5/hour"\nburts = 3'),
             "5:1: 'burts' is no word of limits.api (token-bucket): did you mean 'burst'? allowed: burst, initial, "
-            "rate, refill, start",
+            "on_change, rate, refill, start",
         ),
         (
             limit('algorithm = "fixed-window"\nrate = "5/hour"\nburst = 3'),
-            "5:1: 'burst' is no word of limits.api (fixed-window): allowed: align, rate, timezone",
+            "5:1: 'burst' is no word of limits.api (fixed-window): allowed: align, on_change, rate, timezone",
         ),
         (
             limit('algorithm = "token-bucket"\nrate = "5/hour"\nburst = 0'),

@@ -112,9 +112,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 @pytest.mark.parametrize(
     ("worker_class", "preload"), [("sync", True), ("gthread", False), ("gevent", True), (UVICORN, False)]
 )
-def test_no_request_sees_parts_of_two_versions(
-    serve: Callable[..., Server], worker_class: str, preload: bool
-) -> None:
+def test_no_request_sees_parts_of_two_versions(serve: Callable[..., Server], worker_class: str, preload: bool) -> None:
     server = serve(worker_class, preload)
     ended = threading.Event()
     seen: set[int] = set()

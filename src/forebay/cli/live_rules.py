@@ -150,4 +150,3 @@ def _status(name: str | None, path: Path | None) -> dict[str, Any]:
             if limit in published.limits
         },
     }
-

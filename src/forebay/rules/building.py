@@ -186,7 +186,9 @@ class _Builder:
             effect = tuple(spec.canary.limits)
             groups[effect] = self._named(effect, (*path, "canary", "limits"), spec.cost)
             if sorted(effect) == sorted(spec.limits):
-                self._refuse((*path, "canary", "limits"), "these are the rule's own limits: name others, or leave it out")
+                self._refuse(
+                    (*path, "canary", "limits"), "these are the rule's own limits: name others, or leave it out"
+                )
         if options is None:
             return None
         options["key"] = key_function(key, texts, self._client)

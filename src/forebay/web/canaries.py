@@ -1,4 +1,4 @@
-"""Canaries: another limit for a part of the keys, chosen by a hash that is the same in every process and on every host."""
+"""Canaries: another limit for a part of the keys, chosen by a hash that is the same in every process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def canary(rule: Rule, limiter: Any, *, percent: float) -> list[Rule]:
     """
     key = rule.key
     if key is None or has_to_be_awaited(key) or has_to_be_awaited(rule.exempt):
-        raise InvalidLimiter(f"the rule of {rule.limiter!r} needs a plain function as its key: write key=ClientAddress()")
+        raise InvalidLimiter(
+            f"the rule of {rule.limiter!r} needs a plain function as its key: write key=ClientAddress()"
+        )
     if rule.tiers is not None:
         raise InvalidLimiter(f"the rule of {rule.limiter!r} has tiers: make a canary of each tier's rule")
     if rule.exempt is not None and not callable(rule.exempt):

@@ -65,7 +65,7 @@ class Election:
             os.close(fd)
 
     def _own(self) -> int | None:
-        """The descriptor, unless the program has closed it: a daemon closes all, and its next files get their numbers."""
+        """The descriptor, unless the program has closed it: a daemon closes all, and other files get their numbers."""
         if self._fd is not None and self._status is not None:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(self._fd), self._status):

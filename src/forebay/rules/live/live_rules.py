@@ -147,7 +147,10 @@ class LiveRules(VersionedRules):
         with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(
-                    target=_run, args=(weakref.ref(self), self._stop, self._interval_s), name="forebay-rules", daemon=True
+                    target=_run,
+                    args=(weakref.ref(self), self._stop, self._interval_s),
+                    name="forebay-rules",
+                    daemon=True,
                 )
                 self._thread.start()
 
@@ -195,9 +198,9 @@ class LiveRules(VersionedRules):
             except Exception as error:
                 # As of an older application. The source may have others.
                 unusable = error
-        error = self._loader.step(self._version, at_once=True)
-        if self._version is None and error is not None:
-            raise error
+        problem = self._loader.step(self._version, at_once=True)
+        if self._version is None and problem is not None:
+            raise problem
         if self._board.version != self._number or self._version is None:
             self.in_force()
         elif unusable is not None and self._version is None:

@@ -122,9 +122,7 @@ class Loader:
         if in_force is not None and in_force.number != seen:
             # Another process has published since. The next step begins with that.
             return None
-        publication = Publication(
-            self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document
-        )
+        publication = Publication(self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document)
         limits = self._make(publication).limits
         old, before = ({}, {}) if in_force is None else (in_force.limits, in_force.publication.limits)
         after = standings(old, before, limits, self._store, self._store_now_ns())
@@ -181,7 +179,9 @@ def read_note(board: Board) -> tuple[Note | None, float | None]:
 def _described(error: BaseException) -> str:
     # A driver's message may quote its URL.
     text = str(error)
-    return text if type(error).__module__.startswith("forebay") else f"{type(error).__name__}: {_without_passwords(text)}"
+    return (
+        text if type(error).__module__.startswith("forebay") else f"{type(error).__name__}: {_without_passwords(text)}"
+    )
 
 
 def _without_passwords(text: str) -> str:

@@ -31,7 +31,11 @@ def promoted(document: bytes, name: str, rule: str) -> tuple[bytes, str]:
     if spec.rules[number].shadow:
         place, value, what = read.value(("rules", number, "shadow")), "false", "is enforced"
     elif spec.rules[number].canary:
-        place, value, what = read.value(("rules", number, "canary", "percent")), "100", "has its canary's limits for all"
+        place, value, what = (
+            read.value(("rules", number, "canary", "percent")),
+            "100",
+            "has its canary's limits for all",
+        )
     else:
         raise InvalidLimiter(f"the rule {short_repr(rule)} is neither in the shadow nor has a canary")
     changed = _with_value(document.decode(), place, value).encode()

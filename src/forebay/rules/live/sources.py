@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 5.0
 TABLE: Final = "forebay_rules"
 _TABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?", re.ASCII)
 
-Format = Literal["toml", "yaml"]
+Syntax = Literal["toml", "yaml"]
 
 
 class SourceGone(ForebayError):
@@ -36,7 +36,7 @@ class Source(ABC):
     """
 
     name: str
-    """Of the document, in messages; it ends with ``.toml``, ``.yaml`` or ``.yml``, which says its format."""
+    """Of the document, in messages; it ends with ``.toml``, ``.yaml`` or ``.yml``, which says its syntax."""
     label: str
     """What the status and the log name, without a password."""
     is_whole: bool = True
@@ -97,7 +97,7 @@ class RedisSource(Source):
     Needs ``forebay[redis]``. *Fork*: safe, as redis-py's clients are.
     """
 
-    def __init__(self, server: Any, key: str, *, format: Format = "toml") -> None:
+    def __init__(self, server: Any, key: str, *, syntax: Syntax = "toml") -> None:
         if not isinstance(key, str) or not key:
             raise InvalidLimiter(f"key is the name of a key, not {short_repr(key)}")
         if isinstance(server, str):
@@ -112,7 +112,7 @@ class RedisSource(Source):
             raise InvalidLimiter(f"server is a URL or a client of redis-py, not {redacted_repr(server)}")
         self._key = key
         self.label = f"key {key!r} of Redis"
-        self.name = _named(f"redis:{key}", format)
+        self.name = _named(f"redis:{key}", syntax)
 
     def read(self) -> bytes:
         value = self._client.get(self._key)
@@ -132,9 +132,7 @@ class SqlSource(Source):
     connections of its own.
     """
 
-    def __init__(
-        self, engine: Any, *, table: str = TABLE, row: str = "rules", format: Format = "toml"
-    ) -> None:
+    def __init__(self, engine: Any, *, table: str = TABLE, row: str = "rules", syntax: Syntax = "toml") -> None:
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise InvalidLimiter(f"table is the name of a table, perhaps with its schema, not {short_repr(table)}")
         if not isinstance(row, str) or not row:
@@ -157,7 +155,7 @@ class SqlSource(Source):
             schema=schema or None,
         )
         self.label = f"row {row!r} of the SQL table {table}"
-        self.name = _named(f"{table}:{row}", format)
+        self.name = _named(f"{table}:{row}", syntax)
 
     def create_table(self) -> None:
         """Make the table, if it isn't there."""
@@ -195,28 +193,28 @@ def source_at(text: str) -> Source:
     if not colon:
         return FileSource(text)
     url, _, fragment = text.rpartition("#") if "#" in text else (text, "", "")
-    name, format = _format_of(fragment)
+    name, syntax = _syntax_of(fragment)
     if scheme in ("redis", "rediss", "unix"):
         if not name:
             raise InvalidLimiter("the URL of a key of Redis ends with #KEY")
-        return RedisSource(url, name, format=format)
+        return RedisSource(url, name, syntax=syntax)
     try:
         urlsplit(url)
     except ValueError as error:
         raise InvalidLimiter(f"the URL of an SQL database can't be read: {error}") from None
     table, colon, row = name.rpartition(":")
-    return SqlSource(url, table=table or TABLE, row=row or "rules", format=format)
+    return SqlSource(url, table=table or TABLE, row=row or "rules", syntax=syntax)
 
 
-def _format_of(fragment: str) -> tuple[str, Format]:
-    """A name, and the format that it ends with."""
-    for format in ("toml", "yaml"):
-        if fragment.endswith(f".{format}"):
-            return fragment, format  # type: ignore[return-value]
+def _syntax_of(fragment: str) -> tuple[str, Syntax]:
+    """A name, and the syntax that it ends with."""
+    for syntax in ("toml", "yaml"):
+        if fragment.endswith(f".{syntax}"):
+            return fragment, syntax
     return fragment, "toml"
 
 
-def _named(place: str, format: object) -> str:
-    if format not in ("toml", "yaml"):
-        raise InvalidLimiter(f'format is "toml" or "yaml", not {short_repr(format)}')
-    return place if place.endswith(f".{format}") else f"{place}.{format}"
+def _named(place: str, syntax: object) -> str:
+    if syntax not in ("toml", "yaml"):
+        raise InvalidLimiter(f'syntax is "toml" or "yaml", not {short_repr(syntax)}')
+    return place if place.endswith(f".{syntax}") else f"{place}.{syntax}"

@@ -67,9 +67,7 @@ def change_of(before: Standing | None, after: Standing) -> str:
     return "in proportion" if after.former else "reset"
 
 
-def _changed(
-    old: Limit, generation: int, left: tuple[Former, ...], new: Limit, store: Any, now_ns: int
-) -> Standing:
+def _changed(old: Limit, generation: int, left: tuple[Former, ...], new: Limit, store: Any, now_ns: int) -> Standing:
     mode = "keep" if new.on_change is UNSET else new.on_change
     if mode == "reset":
         return Standing(generation + 1)
@@ -77,9 +75,7 @@ def _changed(
         return Standing(generation)
     with Store.private(keys=64) as scratch:
         scratch.names.expect_several(KEY)
-        was, now = (
-            make_limiter(scratch, KEY, limit, parameters_of(limit, is_check=True)) for limit in (old, new)
-        )
+        was, now = (make_limiter(scratch, KEY, limit, parameters_of(limit, is_check=True)) for limit in (old, new))
         was.take_up_to(KEY, 2**63)
         if mode == "keep" and now.peek(KEY, 0).reset_after_ns:
             # It reads what the old one has written.
