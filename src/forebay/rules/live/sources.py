@@ -9,7 +9,7 @@ import stat
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from forebay.errors import ForebayError, InvalidLimiter, redacted_repr, short_repr
@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 5.0
 TABLE: Final = "forebay_rules"
 _TABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?", re.ASCII)
 
-Syntax = Literal["toml", "yaml"]
+Syntax: TypeAlias = Literal["toml", "yaml"]
 
 
 class SourceGone(ForebayError):
