@@ -76,7 +76,7 @@ class LiveRules(VersionedRules):
             raise InvalidLimiter(f"interval is at least 10 ms, not {short_repr(interval)}")
         self._source, self._store, self._functions = source, store, Functions(tier, user)
         self._board, self._election = Board(self._host), Election(self._host)
-        self._loader = Loader(source, self._board, self._election, store, self._make)
+        self._loader = Loader(source, self._board, self._election, store, self._functions, self._make)
         self._gates: weakref.WeakSet[LiveGate] = weakref.WeakSet()
         self._version: Version | None = None
         self._number = 0

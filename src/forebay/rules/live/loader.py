@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from forebay.extras import Needs
+from forebay.rules.keys import Functions
 from forebay.rules.live.election import Election
 from forebay.rules.live.publication import Board, Publication
 from forebay.rules.live.sources import Source
 from forebay.rules.live.standing import change_of, standings
-from forebay.rules.live.version import Version
+from forebay.rules.live.version import Version, checked_limits
 
 with Needs("rules", __name__):
     import msgspec
@@ -64,9 +65,16 @@ class Loader:
     """
 
     def __init__(
-        self, source: Source, board: Board, election: Election, store: Any, make: Callable[[Publication], Version]
+        self,
+        source: Source,
+        board: Board,
+        election: Election,
+        store: Any,
+        functions: Functions,
+        make: Callable[[Publication], Version],
     ) -> None:
-        self._source, self._board, self._election, self._store, self._make = source, board, election, store, make
+        self._source, self._board, self._election = source, board, election
+        self._store, self._functions, self._make = store, functions, make
         self._begin()
 
     def _begin(self) -> None:
@@ -123,7 +131,7 @@ class Loader:
             # Another process has published since. The next step begins with that.
             return None
         publication = Publication(self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document)
-        limits = self._make(publication).limits
+        limits = checked_limits(publication, self._functions)
         old, before = ({}, {}) if in_force is None else (in_force.limits, in_force.publication.limits)
         after = standings(old, before, limits, self._store, self._store_now_ns())
         publication = msgspec.structs.replace(publication, limits=after)

@@ -13,9 +13,10 @@ from forebay.rules.live.publication import Publication
 from forebay.rules.loading import check
 from forebay.rules.model import Limit
 from forebay.rules.problems import Problems
+from forebay.rules.reading import read_document, read_rule_file
 from forebay.web import Rule
 
-__all__ = ["Version", "make_version"]
+__all__ = ["Version", "checked_limits", "make_version"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,13 +30,21 @@ class Version:
     """0 for one that isn't published yet."""
 
 
-def make_version(publication: Publication, store: Any, functions: Functions, number: int = 0) -> Version:
-    """Raises ``InvalidRuleFile``, and what the store raises. O(size of the document)."""
-    problems = Problems(publication.name)
+def checked_limits(publication: Publication, functions: Functions) -> Mapping[str, Limit]:
+    """The limits of a document, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
     spec, document, _ = check(publication.name, publication.document, functions)
     if spec.store:
+        problems = Problems(publication.name)
         problems.add(document.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
         problems.raise_if_any()
+    return spec.limits
+
+
+def make_version(publication: Publication, store: Any, functions: Functions, number: int = 0) -> Version:
+    """The rules of a document that was checked. Raises ``InvalidRuleFile``, and what the store raises."""
+    problems = Problems(publication.name)
+    document = read_document(publication.name, publication.document, problems)
+    spec = read_rule_file(document, problems)
     # Limiters of the version before live on, and count apart if they must.
     for name in (*spec.limits, MARKS):
         store.names.expect_several(name)
