@@ -93,7 +93,7 @@ def attach(data: bytes) -> None:
     while given and len(image) < MAX_BYTES:
         start, below = given.choice(
             (
-                (0, layout.HEADER_EXTENTS_MAKER + 8),
+                (0, layout.HEADER_RULES_VERSION + 8),
                 (0, layout.HEADER.size),
                 (layout.LIMITERS_OFFSET, 4 * layout.LIMITER_ENTRY.size),
                 (layout.EXTENTS_OFFSET, 4 * layout.EXTENT_ENTRY.size),

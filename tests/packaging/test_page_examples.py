@@ -146,7 +146,7 @@ def test_application_of_the_rules_page_has_its_limits(
     rule_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    (snippet,) = snippets("rules.md")
+    snippet, *_ = snippets("rules.md")
     run(snippet.replace("limits.toml", file), names)
 
     def statuses(method: str, path: str, client: str, count: int, **headers: str) -> list[int]:
@@ -162,6 +162,29 @@ def test_application_of_the_rules_page_has_its_limits(
     assert statuses("POST", "/login", "203.0.113.9", 2) == [403] * 2
     assert statuses("POST", "/login", "198.51.100.7", 9) == [200] * 9
     assert statuses("GET", "/reports/7", "192.0.2.1", 4) == [200] * 4
+
+
+def test_live_rules_of_the_rules_page_follow_their_file(
+    stores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "limits.toml"
+    canary = re.findall(r"^```toml\n(.*?)^```$", (DOCS / "rules.md").read_text(), re.MULTILINE | re.DOTALL)[-1]
+    limit = '[limits.{}]\nalgorithm = "fixed-window"\nrate = "3/hour"\n'
+    path.write_text("version = 1\n" + limit.format("api") + limit.format("api-new") + canary)
+    (snippet,) = snippets("rules.md", "## Live rules")
+
+    def application(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return [b""]
+
+    names: dict[str, Any] = {"app": application}
+    run(snippet.replace("/etc/shop/limits.toml", str(path)), names)
+    with httpx.Client(transport=httpx.WSGITransport(names["app"]), base_url="http://127.0.0.1") as http:
+        assert [http.get("/").status_code for _ in range(4)] == [200] * 3 + [429]
+    names = {}
+    (snippet,) = snippets("rules.md", "## Shadow and canary")
+    run(snippet, names)
+    assert len(names["rules"]) == 2
 
 
 def test_commands_of_the_rules_page_print_what_it_shows(tmp_path: Path) -> None:

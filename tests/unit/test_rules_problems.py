@@ -16,8 +16,9 @@ ALGORITHMS = (
     "token-bucket"
 )
 RULE_WORDS = (
-    "allowed: address, after, ban, bytes, charge_on, cost, delay, except_address, except_tier, headers, ignore_case, "
-    "key, limits, methods, most_delayed, most_held, most_wait, name, overrides, path, response, shadow, tier"
+    "allowed: address, after, ban, bytes, canary, charge_on, cost, delay, except_address, except_tier, headers, "
+    "ignore_case, key, limits, methods, most_delayed, most_held, most_wait, name, overrides, path, response, shadow, "
+    "tier"
 )
 DURATIONS = (
     'the accepted forms are "2s", "500 ms", "1.5 minutes", a number of seconds and a timedelta, with the units ms, '
@@ -78,11 +79,11 @@ def override(body: str) -> str:
         (
             limit('algorithm = "token-bucket"\nrate = "5/hour"\nburts = 3'),
             "5:1: 'burts' is no word of limits.api (token-bucket): did you mean 'burst'? allowed: burst, initial, "
-            "rate, refill, start",
+            "on_change, rate, refill, start",
         ),
         (
             limit('algorithm = "fixed-window"\nrate = "5/hour"\nburst = 3'),
-            "5:1: 'burst' is no word of limits.api (fixed-window): allowed: align, rate, timezone",
+            "5:1: 'burst' is no word of limits.api (fixed-window): allowed: align, on_change, rate, timezone",
         ),
         (
             limit('algorithm = "token-bucket"\nrate = "5/hour"\nburst = 0'),

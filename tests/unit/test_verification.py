@@ -127,7 +127,7 @@ BUCKETS, LOG, LARGER_LOG, HELD, HELD_BY_FEW = range(5)
 
 
 def damage_header(vandal: Vandal) -> None:
-    vandal.write(layout.HEADER_EXTENTS_MAKER + 8, 1)
+    vandal.write(layout.HEADER_RULES_VERSION + 8, 1)
 
 
 def damage_time(vandal: Vandal) -> None:

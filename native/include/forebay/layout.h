@@ -79,7 +79,8 @@ typedef struct ForebayHeader {
     uint8_t pad0[24]; /* zero; ends the line, so that a moving manual clock has one of its own */
     uint64_t manual_ns; /* segment time of a manual clock */
     uint64_t extents_maker; /* attachment id of the process that appends an extent; 0 if there is none */
-    uint8_t pad1[3952]; /* zero */
+    uint64_t rules_version; /* number of the live rules in force, whose document is in a file of that number beside the segment; 0 if none were published */
+    uint8_t pad1[3944]; /* zero */
 } __attribute__((aligned(64))) ForebayHeader;
 _Static_assert(sizeof(ForebayHeader) == 4096, "size of Header");
 _Static_assert(offsetof(ForebayHeader, magic) == 0, "offset of Header.magic");
@@ -98,7 +99,8 @@ _Static_assert(offsetof(ForebayHeader, state) == 100, "offset of Header.state");
 _Static_assert(offsetof(ForebayHeader, pad0) == 104, "offset of Header.pad0");
 _Static_assert(offsetof(ForebayHeader, manual_ns) == 128, "offset of Header.manual_ns");
 _Static_assert(offsetof(ForebayHeader, extents_maker) == 136, "offset of Header.extents_maker");
-_Static_assert(offsetof(ForebayHeader, pad1) == 144, "offset of Header.pad1");
+_Static_assert(offsetof(ForebayHeader, rules_version) == 144, "offset of Header.rules_version");
+_Static_assert(offsetof(ForebayHeader, pad1) == 152, "offset of Header.pad1");
 
 /* One limiter: a name and an algorithm. An entry's position is the limiter's number. A process claims an entry by a CAS of `identity` from 0. Each process that finds `name_bytes` 0 fills in the rest, with the same bytes, and stores `name_bytes` last. */
 typedef struct ForebayLimiterEntry {

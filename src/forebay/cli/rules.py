@@ -18,6 +18,7 @@ with Needs("cli", __name__):
     import click
     from rich.console import Console
 
+from forebay.cli.live_rules import promote_command, publish_command, status_command
 from forebay.cli.printing import consoles, printable
 from forebay.errors import ForebayError, InvalidRuleFile
 
@@ -28,7 +29,7 @@ VERSION: Final = 1
 
 @click.group("rules")
 def command() -> None:
-    """Check the files of limits and rules that load_rules() takes, and explain them."""
+    """Check and explain files of limits and rules; see and change live rules."""
 
 
 @command.command("check")
@@ -138,6 +139,10 @@ def schema_command() -> None:
         sys.exit(2)
 
 
+for _live in (status_command, publish_command, promote_command):
+    command.add_command(_live)
+
+
 def _checked(file: Path, tier: str | None, user: str | None) -> Any:
     from forebay.rules.keys import Functions
     from forebay.rules.loading import check
@@ -188,8 +193,9 @@ def _print(explained: Any, console: Console) -> None:
         if one.override in ("exempt", "deny"):
             say(f"{one.rule}{shadow}: {'exempt' if one.override == 'exempt' else 'denied'}{until}: key {key}")
             continue
-        cost = f"bytes of {one.bytes}" if one.bytes else f"cost {one.cost}"
-        say(f"{one.rule}{shadow}: applies: key {key}, {cost}{until and f', other limits{until}'}")
+        charge = f"bytes of {one.bytes}" if one.bytes else f"cost {one.cost}"
+        other = ", other limits, by its canary" if one.override == "canary" else until and f", other limits{until}"
+        say(f"{one.rule}{shadow}: applies: key {key}, {charge}{other}")
         for limit in one.limits:
             say(f"  {limit.name}: {limit.algorithm}, {limit.allowance}")
         if one.ban is not None:

@@ -35,8 +35,9 @@ from forebay.contrib.views import (
     without_body_limits,
 )
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import DISCONNECTED, Gate
+from forebay.web import DISCONNECTED
 from forebay.web.functions import has_to_be_awaited
+from forebay.web.live_gate import VersionedRules, gate_of
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions, GivenRules
 from forebay.web.rules import outcome
@@ -114,7 +115,7 @@ def _root_of(match: web.UrlMappingMatchInfo) -> str:
 
 def setup(
     app: web.Application,
-    rules: GivenRules = (),
+    rules: GivenRules | VersionedRules = (),
     *,
     store: Any = None,
     **options: Unpack[GateOptions],
@@ -128,7 +129,7 @@ def setup(
 
 
 def middleware(
-    rules: GivenRules = (),
+    rules: GivenRules | VersionedRules = (),
     *,
     store: Any = None,
     **options: Unpack[GateOptions],
@@ -141,7 +142,7 @@ def middleware(
     for_rates = (
         "aiohttp reads and sends bodies by itself, so limit the rate in a proxy, or serve those paths by WSGI or ASGI"
     )
-    gate = without_body_limits(Gate(rules, **options, in_loop=True), remedy, for_rates)
+    gate = without_body_limits(gate_of(rules, **options, in_loop=True), remedy, for_rates)
     gates = AppGates(gate, _endpoint, store, **options, in_loop=True)
 
     @web.middleware

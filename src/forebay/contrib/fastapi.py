@@ -24,9 +24,10 @@ with Needs("fastapi", __name__):
 from forebay.contrib.endpoints import Endpoint, checked_store, endpoint_of
 from forebay.contrib.views import AppGates, AsyncVisit, Limit, NotInstalled, RuleOptions, check_loop_of, rules_of
 from forebay.errors import InvalidLimiter
-from forebay.web import Answer, ASGIMiddleware, BodyLimit, ByteRate, Denial, Gate, Passage
+from forebay.web import Answer, ASGIMiddleware, BodyLimit, ByteRate, Denial, Passage
 from forebay.web.answers import reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
+from forebay.web.live_gate import VersionedRules, gate_of
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import Scope
@@ -56,7 +57,7 @@ class LimitDenied(HTTPException):
 
 def setup(
     app: Starlette,
-    rules: GivenRules = (),
+    rules: GivenRules | VersionedRules = (),
     *,
     store: Any = None,
     **options: Unpack[GateOptions],
@@ -68,8 +69,9 @@ def setup(
     already is moved outside, so that a browser may read denials.
     """
     # Wrong arguments fail here, and not at the first request, when Starlette makes its middleware.
-    gate = Gate(rules, **options, in_loop=True)
-    app.add_middleware(LimitsMiddleware, rules=gate.given, store=checked_store(store, in_loop=True), **options)
+    gate = gate_of(rules, **options, in_loop=True)
+    given = rules if isinstance(rules, VersionedRules) else gate.given
+    app.add_middleware(LimitsMiddleware, rules=given, store=checked_store(store, in_loop=True), **options)
     # From the last to the first: they stay in order.
     known: list[Any] = app.user_middleware
     for middleware in [one for one in known if one.cls is CORSMiddleware][::-1]:
@@ -141,13 +143,13 @@ class LimitsMiddleware:
     def __init__(
         self,
         app: Application,
-        rules: GivenRules = (),
+        rules: GivenRules | VersionedRules = (),
         *,
         store: Any = None,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, **options, encoded=True, in_loop=True)
+        self.gate = gate_of(rules, **options, encoded=True, in_loop=True)
         self.gates = AppGates(self.gate, _endpoint, store, **options, encoded=True, in_loop=True)
         sizes = [limit for limit in self.gate.body_limits if isinstance(limit, BodyLimit)]
         rates = [limit for limit in self.gate.body_limits if isinstance(limit, ByteRate)]

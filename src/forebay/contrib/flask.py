@@ -29,8 +29,9 @@ from forebay.contrib.views import (
     unstacked,
 )
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import Answer, Denial, Gate, WSGIMiddleware
+from forebay.web import Answer, Denial, WSGIMiddleware
 from forebay.web.answers import retry_after
+from forebay.web.live_gate import VersionedRules, gate_of
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import Environ
@@ -78,7 +79,7 @@ class Limits:
     def __init__(
         self,
         app: Flask | None = None,
-        rules: GivenRules = (),
+        rules: GivenRules | VersionedRules = (),
         *,
         store: Any = None,
         **options: Unpack[GateOptions],
@@ -87,7 +88,7 @@ class Limits:
             raise InvalidLimiter(
                 f"Limits(app, rules), or Limits(rules=[...]): {short_repr(app)} is no Flask application"
             )
-        self._gate = Gate(rules, **options, in_loop=False)
+        self._gate = gate_of(rules, **options, in_loop=False)
         self._has_store = store is not None
         self._gates = AppGates(self._gate, _endpoint, store, **options, in_loop=False)
         self._options = options

@@ -243,6 +243,7 @@ class Memory:
         self._set_ns = 0
         self._secret = secrets.token_bytes(16)
         self._counts: dict[tuple[str, str], Counts] = {}
+        self._rules_version = 0
         _memories.add(self)
 
     def now_ns(self) -> int:
@@ -268,6 +269,18 @@ class Memory:
     def secret(self, purpose: bytes) -> bytes:
         """16 bytes derived from those that all stores of this memory share."""
         return blake2b(purpose, key=self._secret, digest_size=16).digest()
+
+    def rules_version(self) -> int:
+        """The number of the live rules in force; 0 if none were published."""
+        return self._rules_version
+
+    def replace_rules_version(self, seen: int, version: int, /) -> bool:
+        """Replace the version `seen` by another. False if another value is there."""
+        with self.lock:
+            if self._rules_version != seen:
+                return False
+            self._rules_version = version
+            return True
 
     def counts_of(self, name: str, algorithm: str) -> Counts:
         """The counts of a limiter. Raises ``TooManyLimiters``."""

@@ -55,7 +55,7 @@ with Needs("rules", __name__):
     import msgspec
     from msgspec import UNSET
 
-__all__ = ["BuiltRule", "build"]
+__all__ = ["BuiltRule", "build", "make_limiter", "parameters_of"]
 
 _KINDS: Final[Mapping[type, Any]] = {
     model.TokenBucketLimit: TokenBucket,
@@ -98,6 +98,20 @@ def build(
         with Store.private(keys=64) as scratch:
             return _Builder(file, document, scratch, functions, problems, is_check=True).build()
     return _Builder(file, document, store, functions, problems, is_check=False).build()
+
+
+def make_limiter(store: Any, name: str, limit: Limit, options: Mapping[str, Any]) -> Any:
+    """The limiter of a limit, with its parameters. Raises what its class raises."""
+    return _KINDS[type(limit)](store, name, **options)
+
+
+def parameters_of(limit: Limit, *, is_check: bool) -> dict[str, Any]:
+    """The parameters of a limit for its class. A limiter that is only for a check has memory for one key."""
+    options = _given(limit)
+    options.pop("on_change", None)
+    if is_check and hasattr(limit, "keys"):
+        options["keys"] = 1
+    return options
 
 
 class _Builder:
@@ -152,12 +166,10 @@ class _Builder:
                 self._refuse_word(("client",), error)
 
     def _make_limiter(self, name: str, limit: Limit) -> None:
-        options = _given(limit)
-        if self._is_check and hasattr(limit, "keys"):
-            options["keys"] = 1  # they take memory
+        options = parameters_of(limit, is_check=self._is_check)
         path: Path = ("limits", name)
         try:
-            self._limiters[name] = _KINDS[type(limit)](self._store, name, **options)
+            self._limiters[name] = make_limiter(self._store, name, limit, options)
         except InvalidRate as error:
             of_text = next(word for word in ("rate", "interval", "lease") if word in options)
             self._refuse((*path, of_text), error)
@@ -185,6 +197,13 @@ class _Builder:
             effect = effect_of(override)
             if effect not in groups and effect is not DENY and effect is not None:
                 groups[effect] = self._named(effect, (*path, "overrides", number, "limits"), spec.cost)
+        if spec.canary:
+            effect = tuple(spec.canary.limits)
+            groups[effect] = self._named(effect, (*path, "canary", "limits"), spec.cost)
+            if sorted(effect) == sorted(spec.limits):
+                self._refuse(
+                    (*path, "canary", "limits"), "these are the rule's own limits: name others, or leave it out"
+                )
         if options is None:
             return None
         options["key"] = key_function(key, texts, self._client)
@@ -193,7 +212,7 @@ class _Builder:
             rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY)}, path)
         # The rule's own limits come last: if an override ends between these decisions, both hold and not none.
         for effect, limiters in reversed(groups.items()):
-            exempt = Unless(conditions, overrides, effect) if conditions or spec.overrides else None
+            exempt = Unless(conditions, overrides, effect) if conditions or spec.overrides or spec.canary else None
             of_effect = {**options, "exempt": exempt}
             rules[effect] = (
                 self._metering(spec, limiters, of_effect, path) if spec.bytes else self._made(limiters, of_effect, path)
@@ -372,7 +391,7 @@ class _Builder:
             if each in by_key:
                 self._refuse((*place, "key"), "another override of the rule has this key: leave one out")
             by_key[each] = override
-        return Overrides(key, by_key)
+        return Overrides(key, by_key, spec)
 
     # The file as a whole
 
@@ -394,7 +413,8 @@ class _Builder:
     def _check_limits(self) -> None:
         by_unit: dict[bool, set[str]] = {True: set(), False: set()}
         for rule in self._file.rules:
-            for names in (rule.limits, *(one.limits or () for one in rule.overrides)):
+            canary = rule.canary.limits if rule.canary else ()
+            for names in (rule.limits, canary, *(one.limits or () for one in rule.overrides)):
                 by_unit[bool(rule.bytes)].update(names)
         used = by_unit[True] | by_unit[False]
         for name in by_unit[True] & by_unit[False]:

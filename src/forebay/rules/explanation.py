@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.errors import short_repr
 from forebay.rules.building import BuiltRule
-from forebay.rules.overrides import DENY, effect_of
+from forebay.rules.overrides import DENY
 from forebay.rules.refusals import BuiltDeny
 from forebay.web import ByteRate, Request, Rule
 from forebay.web.header_fields import allowance
@@ -40,7 +40,7 @@ class Explanation:
     limits: tuple[LimitUse, ...]
     """Empty if an override exempts or denies the key, or a deny list the client's address."""
     override: str
-    """``exempt``, ``deny`` or ``limits`` for a key with an override, else empty."""
+    """``exempt``, ``deny`` or ``limits`` for a key with an override, ``canary`` for a chosen key, else empty."""
     until: datetime | None
     shadow: bool
     bytes: str = ""
@@ -77,9 +77,10 @@ def _explanation(built: BuiltRule, request: Request) -> Explanation:
     if reasons:
         return Explanation(spec.name, False, reasons, (), spec.cost, (), "", None, spec.shadow, spec.bytes or "")
     override = built.overrides.active(request)
-    effect = effect_of(override)
+    effect = built.overrides.effect(request)
     limits = () if effect == DENY else tuple(_use(rule) for rule in built.rules.get(effect, ()))
     what = "" if effect is None else "deny" if effect == DENY else "limits" if effect else "exempt"
+    what = "canary" if effect is not None and override is None else what
     key: Any = built.key(request)
     texts = (key,) if isinstance(key, str) else tuple(key)
     until = None if override is None else override.until

@@ -21,7 +21,7 @@ from forebay.urls import connect, connect_async
 from forebay.web import ByteRate, Deny, Request, Rule
 from forebay.web.functions import check_function, has_to_be_awaited
 
-__all__ = ["check", "load_rules"]
+__all__ = ["check", "check_functions", "check_store", "load_rules"]
 
 
 def load_rules(
@@ -48,13 +48,9 @@ def load_rules(
     ``InvalidLimiter`` for other arguments that can't be used, and what the store raises. Nothing is made in the store
     unless the file is valid. *Threads*: safe, and so are the rules. *Fork*: as the store. O(size of the file).
     """
-    for what, function in (("tier", tier), ("user", user)):
-        if function is not None:
-            check_function(f"{what} is a callable that takes a request", function)
-    if user is not None and has_to_be_awaited(user):
-        raise InvalidLimiter("user is a plain function: authenticate in an outer layer, which sets the request's user")
-    if store is not None and not isinstance(store, Store) and not hasattr(store, "make_limiter"):
-        raise InvalidLimiter(f"store is a store, as forebay.connect(url) returns one, not {redacted_repr(store)}")
+    check_functions(tier, user)
+    if store is not None:
+        check_store(store)
     file = os.fspath(path)
     problems = Problems(file)
     functions = Functions(tier, user)
@@ -83,6 +79,21 @@ def load_rules(
             closing.close()
         raise
     return [rule for one in built for rules in one.rules.values() for rule in rules]
+
+
+def check_functions(tier: Any, user: Any) -> None:
+    """Raises ``InvalidLimiter``."""
+    for what, function in (("tier", tier), ("user", user)):
+        if function is not None:
+            check_function(f"{what} is a callable that takes a request", function)
+    if user is not None and has_to_be_awaited(user):
+        raise InvalidLimiter("user is a plain function: authenticate in an outer layer, which sets the request's user")
+
+
+def check_store(store: Any) -> None:
+    """Raises ``InvalidLimiter``."""
+    if not isinstance(store, Store) and not hasattr(store, "make_limiter"):
+        raise InvalidLimiter(f"store is a store, as forebay.connect(url) returns one, not {redacted_repr(store)}")
 
 
 def check(file: str, data: bytes, functions: Functions) -> tuple[RuleFile, Document, list[BuiltDeny | BuiltRule]]:

@@ -17,6 +17,7 @@ with Needs("rules", __name__):
 __all__ = [
     "BanPart",
     "BucketedWindowLimit",
+    "Canary",
     "ClientPart",
     "ConcurrencyLimit",
     "FileDeny",
@@ -68,7 +69,19 @@ class _Part(Struct, forbid_unknown_fields=True):
     """A table of the file."""
 
 
-class TokenBucketLimit(_Part, tag_field="algorithm", tag="token-bucket"):
+class _LimitPart(_Part, kw_only=True):
+    """A limit."""
+
+    on_change: (
+        Annotated[
+            Literal["keep", "share", "reset"],
+            Meta(description='what keys have of a changed limit of live rules: "keep", "share" or "reset"'),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class TokenBucketLimit(_LimitPart, tag_field="algorithm", tag="token-bucket"):
     """A ``TokenBucket``: up to `burst` permits at once, refilled at `rate`."""
 
     rate: RateText
@@ -78,20 +91,20 @@ class TokenBucketLimit(_Part, tag_field="algorithm", tag="token-bucket"):
     start: Time | UnsetType = UNSET
 
 
-class LeakyBucketLimit(_Part, tag_field="algorithm", tag="leaky-bucket"):
+class LeakyBucketLimit(_LimitPart, tag_field="algorithm", tag="leaky-bucket"):
     """A ``LeakyBucket``: a queue of `capacity` places that empties at `rate`."""
 
     rate: RateText
     capacity: Count
 
 
-class MinIntervalLimit(_Part, tag_field="algorithm", tag="min-interval"):
+class MinIntervalLimit(_LimitPart, tag_field="algorithm", tag="min-interval"):
     """A ``MinInterval``: at least `interval` from one request to the next."""
 
     interval: DurationText
 
 
-class FixedWindowLimit(_Part, tag_field="algorithm", tag="fixed-window"):
+class FixedWindowLimit(_LimitPart, tag_field="algorithm", tag="fixed-window"):
     """A ``FixedWindow``: at most as many permits in each window as `rate` allows per period."""
 
     rate: RateText
@@ -99,14 +112,14 @@ class FixedWindowLimit(_Part, tag_field="algorithm", tag="fixed-window"):
     timezone: Annotated[str, Meta(description='a time zone such as "Europe/Berlin"')] | UnsetType = UNSET
 
 
-class SlidingWindowLimit(_Part, tag_field="algorithm", tag="sliding-window"):
+class SlidingWindowLimit(_LimitPart, tag_field="algorithm", tag="sliding-window"):
     """A ``SlidingWindow``: at most as many permits as `rate` allows, in an estimate of the period up to now."""
 
     rate: RateText
     rounding: Literal["up", "down"] | UnsetType = UNSET
 
 
-class BucketedWindowLimit(_Part, tag_field="algorithm", tag="bucketed-window"):
+class BucketedWindowLimit(_LimitPart, tag_field="algorithm", tag="bucketed-window"):
     """A ``BucketedWindow``: at most as many permits as `rate` allows, in the newest `buckets` parts of its period."""
 
     rate: RateText
@@ -114,14 +127,14 @@ class BucketedWindowLimit(_Part, tag_field="algorithm", tag="bucketed-window"):
     keys: Count | UnsetType = UNSET
 
 
-class SlidingLogLimit(_Part, tag_field="algorithm", tag="sliding-log"):
+class SlidingLogLimit(_LimitPart, tag_field="algorithm", tag="sliding-log"):
     """A ``SlidingLog``: never more permits than `rate` allows in any span as long as its period."""
 
     rate: RateText
     keys: Count
 
 
-class ConcurrencyLimit(_Part, tag_field="algorithm", tag="concurrency"):
+class ConcurrencyLimit(_LimitPart, tag_field="algorithm", tag="concurrency"):
     """A ``Concurrency``: at most `limit` requests at one time."""
 
     limit: Count
@@ -171,6 +184,13 @@ class Override(_Part):
     limits: Annotated[list[Name], Meta(min_length=1)] | UnsetType = UNSET
     exempt: Switch = False
     deny: Switch = False
+
+
+class Canary(_Part):
+    """Other limits for a percentage of the keys of a rule."""
+
+    percent: Annotated[float, Meta(gt=0, le=100, description="a number above 0, up to 100")]
+    limits: Annotated[list[Name], Meta(min_length=1, description="a list of names of limits")]
 
 
 class BanPart(_Part):
@@ -223,6 +243,7 @@ class FileRule(_Part):
     most_held: Count | UnsetType = UNSET
     response: Response | UnsetType = UNSET
     shadow: Switch = False
+    canary: Canary | UnsetType = UNSET
     overrides: list[Override] = []
 
 

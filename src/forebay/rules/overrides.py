@@ -13,6 +13,7 @@ from forebay.rules.keys import RuleKey
 from forebay.rules.model import FileDeny, FileRule, Override
 from forebay.web import Answer, Denial, Request
 from forebay.web.answers import quota_exceeded, retry_after
+from forebay.web.canaries import Chosen
 from forebay.web.client import UnknownPeer
 
 __all__ = [
@@ -34,11 +35,24 @@ DENIED: Final = 403
 
 
 class Overrides:
-    """The overrides of a rule by key."""
+    """The overrides of a rule by key, and its canary."""
 
-    def __init__(self, key: RuleKey, by_key: Mapping[Any, Override]) -> None:
+    def __init__(self, key: RuleKey, by_key: Mapping[Any, Override], rule: FileRule) -> None:
         self._key, self._by_key = key, by_key
         self._until_s = {each: override.until.timestamp() for each, override in by_key.items()}
+        self._canary = tuple(rule.canary.limits) if rule.canary else ()
+        self._chosen = Chosen(rule.canary.percent, rule.name) if rule.canary else None
+
+    def effect(self, request: Request) -> Effect:
+        """What holds for the request's key: an override, the limits of the canary, or the rule's own. O(1)."""
+        override = self.active(request)
+        if override is not None or self._chosen is None:
+            return effect_of(override)
+        try:
+            return self._canary if self._key(request) in self._chosen else None
+        except UnknownPeer:
+            # The rule answers it.
+            return None
 
     def active(self, request: Request) -> Override | None:
         """The override of the request's key, unless its time is over. O(1)."""
@@ -76,7 +90,7 @@ class Unless:
         for condition in self.conditions:
             if not condition.holds(request):
                 return True
-        return effect_of(self.overrides.active(request)) != self.effect
+        return self.overrides.effect(request) != self.effect
 
 
 def response_of(rule: FileRule | FileDeny) -> Answer | None:

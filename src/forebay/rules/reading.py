@@ -212,6 +212,8 @@ def _is_scalar(value: Any, kind: Any) -> bool:
         return isinstance(value, str) and len(value) >= (kind.min_length or 0) and _fits(value, kind.pattern)
     if isinstance(kind, inspect.IntType):
         return type(value) is int and (kind.ge or 0) <= value <= (kind.le or value)
+    if isinstance(kind, inspect.FloatType):
+        return type(value) in (int, float) and (kind.gt or 0) < value <= (kind.le or value)
     if isinstance(kind, inspect.LiteralType):
         return type(value) in (str, int) and value in kind.values
     if isinstance(kind, inspect.DateTimeType):

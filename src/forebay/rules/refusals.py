@@ -14,6 +14,7 @@ from forebay.rules.places import Document, Path
 from forebay.rules.problems import did_you_mean
 from forebay.store import Store
 from forebay.web import AddressList, Answer, Ban, ClientAddress, Deny
+from forebay.web.bans import names_of_limiters
 from forebay.web.rules import check_answer
 
 __all__ = ["BuiltDeny", "Refusals"]
@@ -79,7 +80,7 @@ class Refusals:
         if not isinstance(store, Store):
             self._refuse_word(path, "a ban is kept in the memory of a host, and the store of the file is not")
             return
-        for limiter in (f"{name} bans", f"{name} denials"):
+        for limiter in names_of_limiters(name):
             if limiter in self._file.limits:
                 self._refuse_word(
                     ("limits", limiter), f"the ban {short_repr(name)} has a limiter of this name: rename one"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import glob
 import os
 import stat
 import warnings
 import weakref
+from typing import Final
 
 from forebay.alive import alive_in
 from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
 from forebay.segment.header import MAGIC, is_foreign
 
-__all__ = ["NameWatch", "is_at", "removal_message", "unlink"]
+__all__ = ["RULES", "NameWatch", "is_at", "removal_message", "unlink"]
+
+RULES: Final = ".rules-"
+"""What the names of the files of a segment's live rules have behind that of its own file."""
 
 
 def is_at(path: str, status: os.stat_result) -> bool:
@@ -103,7 +109,9 @@ atexit.register(_check_names)
 
 
 def unlink(path: str) -> None:
-    """Remove the segment's file at the path. Raises FileNotFoundError, and ``SegmentError`` if it isn't removed.
+    """Remove the segment's file at the path, and those of its live rules.
+
+    Raises FileNotFoundError, and ``SegmentError`` if it isn't removed.
 
     A file of another program is refused, so a wrong path removes nothing. A damaged segment, one of another layout or
     user, and an empty file, as a killed creator leaves it, are removed if the system permits it.
@@ -117,6 +125,9 @@ def unlink(path: str) -> None:
         remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
         expected = f"a file that uid {os.geteuid()} may remove"
         raise SegmentError(path, f"one that can't be removed ({error.strerror})", expected, remedy) from None
+    for rules in glob.iglob(f"{glob.escape(path)}{RULES}*"):
+        with contextlib.suppress(OSError):
+            os.unlink(rules)
     for watch in alive_in(_watches):
         watch.expect_removal(status)
 

@@ -17,7 +17,7 @@ __all__ = ["counter_findings", "header_findings", "limiter_findings", "limiter_l
 def header_findings(segment: MappedSegment) -> list[Finding]:
     memory, header = segment.memory, segment.header
     pads = memory[layout.HEADER_STATE + 4 : layout.HEADER_MANUAL_NS]
-    rest = memory[layout.HEADER_EXTENTS_MAKER + 8 : layout.HEADER.size]
+    rest = memory[layout.HEADER_RULES_VERSION + 8 : layout.HEADER.size]
     found = []
     if any(pads) or any(rest):
         found.append(damage("header", "bytes behind the fields that are not zero", "zeros"))

@@ -5,6 +5,7 @@ from forebay.web.answers import problem_report
 from forebay.web.asgi import ASGIMiddleware
 from forebay.web.bans import Ban
 from forebay.web.byte_rates import ByteRate
+from forebay.web.canaries import canary
 from forebay.web.client import ClientAddress
 from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
@@ -32,6 +33,7 @@ __all__ = [
     "Rule",
     "Shed",
     "WSGIMiddleware",
+    "canary",
     "everyone",
     "header",
     "problem_report",

@@ -10,6 +10,7 @@ from forebay.web.answers import body_too_large, reason_of
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.fastpath import ASGIFastPath, SendWithFields, with_fields
 from forebay.web.gate import Gate
+from forebay.web.live_gate import VersionedRules, limit_path
 from forebay.web.metered_asgi import metered
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions, GivenRules
@@ -42,11 +43,11 @@ class ASGIMiddleware(ASGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: GivenRules,
+        rules: GivenRules | VersionedRules,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, **options, encoded=True, in_loop=True)
+        limit_path(self, rules, **options, encoded=True, in_loop=True)
         # Servers and frameworks inspect ``__call__``, and a compiled method shows neither that it is a coroutine
         # function nor its parameters. They call the middleware itself.
         self.__dict__.update(__call__=self._call, __signature__=inspect.signature(self._call))
@@ -56,21 +57,21 @@ class ASGIMiddleware(ASGIFastPath):
 
     async def _respond_unusual(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
         """A request that may have a body limit or a cleanup, or whose decision is awaited."""
-        app = self.app
-        if self.gate.body_limits and request.native["type"] == "http":
-            max_bytes, max_sent = self.gate.max_body_bytes(request), self.gate.max_response_bytes(request)
+        app, gate = self.app, self.gate
+        if gate.body_limits and request.native["type"] == "http":
+            max_bytes, max_sent = gate.max_body_bytes(request), gate.max_response_bytes(request)
             if max_bytes is not None and declares_more_than(max_bytes, request):
                 return await send_answer(body_too_large(max_bytes), request.native, receive, send)
             if max_sent is not None:
                 app = with_asgi_limit(app, max_sent)
-            meters = await self.gate.byte_rates.admit_async(request) if self.gate.byte_rates else None
+            meters = await gate.byte_rates.admit_async(request) if gate.byte_rates else None
             if isinstance(meters, Denial):
                 return await self._deny(request, meters, receive, send)
             if meters is not None:
                 app = metered(app, meters)
             if max_bytes is not None:
                 app = _with_body_limit(app, max_bytes)
-        passage = await self.gate.enter_unguarded(request) if self.gate.is_awaited else self.gate.enter(request)
+        passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.enter(request)
         if passage is None:
             return await app(request.native, receive, send)
         if isinstance(passage, Denial):

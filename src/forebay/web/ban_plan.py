@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 from forebay.web.bans import Ban
 from forebay.web.client import UnknownPeer
 from forebay.web.denials import by_ban
 from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, has_to_be_awaited
+from forebay.web.keys import CellKey
 from forebay.web.plan import Plan
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Rule
@@ -51,9 +53,15 @@ class BanPlan:
 
     def _ban_of(self, request: Request) -> Denial | None:
         """The denial by the ban that lasts longest; None if no key is banned."""
-        found = [(rule, ban, ban.peek(self._plan.client_key(rule, request))) for rule, ban in self._bans]
+        found = [(rule, ban, ban.peek(self._key_of(rule, request))) for rule, ban in self._bans]
         banned = [one for one in found if not one[2].allowed]
         return by_ban(*max(banned, key=lambda one: one[2].retry_after_ns)) if banned else None
+
+    def _key_of(self, rule: Rule, request: Request) -> Any:
+        """For whom a request counts, also where the limit counts in other cells than it did."""
+        if isinstance(rule.key, CellKey):
+            return rule.key.client_key(request)
+        return self._plan.client_key(rule, request)
 
     def _counted(self, request: Request, passage: Passage | Denial) -> Passage | Denial:
         if isinstance(passage, Denial):
@@ -61,5 +69,5 @@ class BanPlan:
             with contextlib.suppress(*STORE_ERRORS):
                 for rule, ban in self._bans:
                     if any(rule is one for one in passage.denied_by):
-                        ban.count_denial(self._plan.client_key(rule, request))
+                        ban.count_denial(self._key_of(rule, request))
         return passage

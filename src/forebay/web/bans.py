@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from forebay.core.decision import Decision
     from forebay.core.table.keys import Key
 
-__all__ = ["Ban"]
+__all__ = ["Ban", "names_of_limiters"]
+
+
+def names_of_limiters(name: str) -> tuple[str, str]:
+    """The names of the limiters of a ban: of the one that holds bans, and of the one that counts denials."""
+    return f"{name} bans", f"{name} denials"
 
 
 class Ban:
@@ -43,8 +48,9 @@ class Ban:
                 'Ban(Store("bans", keys=100_000), ...), which rules over Redis may have, too'
             )
         self.name = name
-        self._bans = MinInterval(store, f"{name} bans", lasts)
-        self._denials = FixedWindow(store, f"{name} denials", denials, align="first")
+        bans_name, denials_name = names_of_limiters(name)
+        self._bans = MinInterval(store, bans_name, lasts)
+        self._denials = FixedWindow(store, denials_name, denials, align="first")
 
     def __repr__(self) -> str:
         return f"<Ban {self.name!r} after {self._denials.rate}>"

@@ -52,11 +52,33 @@ class StartWithFields:
         self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
     ) -> Callable[[bytes], object]: ...
 
+@final
+class RulesWatch:
+    """Tells whether a segment has other live rules than those that the holder of this object follows.
+
+    *Threads*: safe. *Fork*: safe. One load of the segment, and a comparison.
+    """
+    def __new__(cls, segment: Any) -> RulesWatch: ...
+    def has_news(self) -> bool:
+        """Whether the version in force isn't the one that is followed."""
+    def follow(self, version: int) -> None:
+        """The rules of that version are in use."""
+    def forget(self) -> None:
+        """No version is followed, so there is news."""
+
 @disjoint_base
 class FastPath:
-    """An application, `app`, behind a `gate`."""
+    """An application, `app`, behind a `gate`.
+
+    Where the rules are live, `live` is the ``LiveGate``, which sets the gate of each version: ``follow_rules`` begins
+    that.
+    """
 
     app: Any
+    @property
+    def live(self) -> Any: ...
+    def follow_rules(self, live: Any) -> None:
+        """Take the gates of `live` from now on."""
     @property
     def gate(self) -> Any: ...
     @gate.setter
@@ -71,6 +93,7 @@ class WSGIFastPath(FastPath):
     ) -> Iterable[bytes]: ...
     def _respond(
         self,
+        gate: Any,
         app: Callable[..., Iterable[bytes]],
         request: WSGIRequest,
         start_response: Callable[..., Callable[[bytes], object]],

@@ -11,6 +11,8 @@ from libc.string cimport memcpy
 
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Decision, next_after_ns_of, remaining_of
+from forebay.core.table.native cimport load_acquire, store_release
+from forebay.core.table.segment_view cimport Segment
 from forebay.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest, is_options
 
 from forebay.errors import InvalidCost, InvalidKey
@@ -25,6 +27,8 @@ cdef extern from "Python.h":
 cdef enum:
     NS = 1_000_000_000
     LONGEST_ITEM = 48            # two numbers of 20 digits, and the text between them
+
+cdef uint64_t NO_VERSION = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @cython.final
@@ -193,12 +197,57 @@ cdef class FastCharge:
         return list(self.write(decisions, partitions))
 
 
+@cython.final
+cdef class RulesWatch:
+    """Tells whether a segment has other live rules than those that the holder of this object follows.
+
+    *Threads*: safe. *Fork*: safe. One load of the segment, and a comparison.
+    """
+
+    cdef Segment segment
+    cdef const uint64_t* version
+    cdef uint64_t followed
+
+    def __cinit__(self, Segment segment not None):
+        self.segment = segment
+        self.version = segment.rules_word()
+        self.forget()
+
+    cdef inline bint is_behind(self) noexcept:
+        return load_acquire(self.version) != load_acquire(&self.followed)
+
+    def has_news(self):
+        """Whether the version in force isn't the one that is followed."""
+        return self.is_behind()
+
+    def follow(self, uint64_t version):
+        """The rules of that version are in use."""
+        store_release(&self.followed, version)
+
+    def forget(self):
+        """No version is followed, so there is news."""
+        store_release(&self.followed, NO_VERSION)
+
+
 cdef class FastPath:
-    """An application, `app`, behind a `gate`."""
+    """An application, `app`, behind a `gate`.
+
+    Where the rules are live, `live` is the ``LiveGate``, which sets the gate of each version: ``follow_rules`` begins
+    that.
+    """
 
     cdef public object app
+    cdef readonly object live
     cdef object current_gate, admit
+    cdef RulesWatch watch
     cdef bint has_body_limits, has_cleanups, is_awaited
+    cdef bint is_unusual         # of requests: none takes the shortest way
+
+    def follow_rules(self, live):
+        """Take the gates of `live` from now on."""
+        self.live = live
+        self.watch = live.watch
+        live.attach(self)
 
     @property
     def gate(self):
@@ -217,6 +266,13 @@ cdef class FastPath:
             admit, self.admit = self.admit, admit
             gate, self.current_gate = self.current_gate, gate
             self.has_body_limits, self.has_cleanups, self.is_awaited = has_body_limits, has_cleanups, is_awaited
+            self.is_unusual = has_body_limits or self.watch is not None
+
+    cdef int follow_news(self) except -1:
+        """Take the gate of the version in force, where rules are live."""
+        if self.watch is not None and self.watch.is_behind():
+            self.live.lead()
+        return 0
 
     cdef object enter(self, object admit, object request):
         """A list of fields, a passage with a cleanup, a denial, or None if no rule matches.
@@ -253,18 +309,28 @@ cdef class WSGIFastPath(FastPath):
 
     def __call__(self, environ, start_response):
         request = WSGIRequest.__new__(WSGIRequest, environ)
-        if self.has_body_limits:
-            return self._respond_bounded(request, start_response)
-        return self.respond(self.app, request, start_response)
-
-    def _respond(self, app, WSGIRequest request not None, start_response):
-        """The response of `app`, if the gate admits the request."""
-        return self.respond(app, request, start_response)
-
-    cdef object respond(self, object app, WSGIRequest request, object start_response):
-        cdef StartWithFields start
+        if self.is_unusual:
+            return self.respond_unusually(request, start_response)
         with cython.critical_section(self):
             admit = self.admit
+        return self.respond(admit, self.app, request, start_response)
+
+    cdef object respond_unusually(self, WSGIRequest request, object start_response):
+        cdef bint has_body_limits
+        self.follow_news()
+        with cython.critical_section(self):
+            admit = self.admit
+            has_body_limits = self.has_body_limits
+        if has_body_limits:
+            return self._respond_bounded(request, start_response)
+        return self.respond(admit, self.app, request, start_response)
+
+    def _respond(self, gate, app, WSGIRequest request not None, start_response):
+        """The response of `app`, if `gate` admits the request."""
+        return self.respond(gate.admit, app, request, start_response)
+
+    cdef object respond(self, object admit, object app, WSGIRequest request, object start_response):
+        cdef StartWithFields start
         passage = self.enter(admit, request)
         if passage is None:
             return app(request.native, start_response)
@@ -313,7 +379,12 @@ cdef class ASGIFastPath(FastPath):
         request = ASGIRequest.__new__(ASGIRequest, scope)
         with cython.critical_section(self):
             admit = self.admit
-            is_unusual = self.has_cleanups or self.has_body_limits or self.is_awaited
+            is_unusual = self.has_cleanups or self.is_unusual or self.is_awaited
+        if is_unusual and self.watch is not None:
+            self.follow_news()
+            with cython.critical_section(self):
+                admit = self.admit
+                is_unusual = self.has_cleanups or self.has_body_limits or self.is_awaited
         if is_unusual:
             return self._respond_unusual(request, receive, send)
         passage = self.enter(admit, request)

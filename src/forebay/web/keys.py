@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,17 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.functions import check_function, has_to_be_awaited
 from forebay.web.request import KeyFunction, Request
 
-__all__ = ["everyone", "header", "user"]
+__all__ = ["CellKey", "everyone", "header", "user"]
+
+
+class CellKey(ABC):
+    """A key function that says where a client counts, as limits of live rules may move to other cells."""
+
+    client_key: KeyFunction
+    """Says who the client is."""
+
+    @abstractmethod
+    def __call__(self, request: Request) -> Any: ...
 
 
 def everyone(request: Request) -> Key:

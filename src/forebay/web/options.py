@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from forebay.web.byte_rates import ByteRate
     from forebay.web.rules import BodyLimit, Denial, Deny, Rule, Shed
 
-__all__ = ["GateOptions", "GivenRules", "OnDenied", "checked_on_denied", "is_enabled"]
+__all__ = ["GateOptions", "GivenRule", "GivenRules", "OnDenied", "checked_on_denied", "is_enabled"]
 
 VARIABLE: Final = "FOREBAY_ENABLED"
 VALUES: Final = {"true": True, "false": False}
 _warning: Final = Seldom()
 
 OnDenied = Callable[[Request, "Denial"], object]
-GivenRules: TypeAlias = "Iterable[Rule | Deny | Shed | BodyLimit | ByteRate]"
+GivenRule: TypeAlias = "Rule | Deny | Shed | BodyLimit | ByteRate"
+GivenRules: TypeAlias = Iterable[GivenRule]
 """The rules of a middleware."""
 
 

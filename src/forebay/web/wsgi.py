@@ -9,6 +9,7 @@ from forebay.web.answers import body_too_large, status_line
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.fastpath import Passage, WSGIFastPath
 from forebay.web.gate import Gate
+from forebay.web.live_gate import VersionedRules, limit_path
 from forebay.web.metered_wsgi import MeteredApplication
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions, GivenRules
@@ -35,11 +36,11 @@ class WSGIMiddleware(WSGIFastPath):
     def __init__(
         self,
         app: Application,
-        rules: GivenRules,
+        rules: GivenRules | VersionedRules,
         **options: Unpack[GateOptions],
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, **options, in_loop=False)
+        limit_path(self, rules, **options, in_loop=False)
 
     def _respond_bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
         """A request whose body or response may have limits of its own."""
@@ -56,7 +57,7 @@ class WSGIMiddleware(WSGIFastPath):
             app = MeteredApplication(app, meters)
         if max_bytes is not None:
             app = _WithBodyLimit(app, max_bytes)
-        return self._respond(app, request, start_response)
+        return self._respond(gate, app, request, start_response)
 
     def _respond_unusual(
         self, app: Application, request: WSGIRequest, passage: Passage | Denial, start_response: StartResponse

@@ -40,7 +40,8 @@ from forebay.contrib.views import (
     without_body_limits,
 )
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import DISCONNECTED, Answer, Gate
+from forebay.web import DISCONNECTED, Answer
+from forebay.web.live_gate import gate_of
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
 from forebay.web.rules import check_event_loop, outcome
@@ -168,7 +169,7 @@ def make_gates() -> AppGates:
         "on_denied": setting("ON_DENIED"),
         "when_unavailable": setting("WHEN_UNAVAILABLE"),
     }
-    gate = Gate(setting("RULES"), **options)
+    gate = gate_of(setting("RULES"), **options)
     remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
     return AppGates(without_body_limits(gate, remedy, remedy), _endpoint, setting("STORE"), **options)
 

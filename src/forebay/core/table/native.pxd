@@ -39,6 +39,7 @@ cdef extern from "forebay/layout.h" nogil:
     ctypedef struct ForebayHeader:
         uint64_t manual_ns
         uint64_t extents_maker
+        uint64_t rules_version
 
     ctypedef struct ForebayLimiterEntry:
         uint64_t identity

@@ -35,6 +35,7 @@ cdef class Segment:
     cdef int follow_python(self) except -1
     cdef ForebayCounterLine* counter_line(self, size_t number) except NULL
     cdef ForebayCounterLine* shared_counter_line(self, size_t limiter) except NULL
+    cdef uint64_t* rules_word(self) noexcept
 
     cdef inline bint take_name_check(self) noexcept:
         """Whether the calling thread has to check the file's name. The next check is then due later."""

@@ -234,6 +234,18 @@ cdef class Segment:
         """Replace the maker `seen` by `maker`, by one CAS. False if another value is there."""
         return cas_acq_rel(&(<ForebayHeader*>self.base).extents_maker, seen, maker)
 
+    def rules_version(self):
+        """The number of the live rules in force; 0 if none were published."""
+        # SYNC published file -> version: a process that reads a version finds its whole file.
+        return load_acquire(self.rules_word())
+
+    def replace_rules_version(self, uint64_t seen, uint64_t version):
+        """Replace the version `seen` by another, by one CAS. False if another value is there."""
+        return cas_acq_rel(self.rules_word(), seen, version)
+
+    cdef uint64_t* rules_word(self) noexcept:
+        return &(<ForebayHeader*>self.base).rules_version
+
     def take_counter_line(self, size_t number, uint32_t limiter):
         """Assign an unused line to `limiter`. Whether the line is that limiter's now. The caller holds its lock."""
         cdef ForebayCounterLine* line = self.counter_line(number)

@@ -16,6 +16,7 @@ __all__ = [
     "FastCharge",
     "Passage",
     "RateLimitFields",
+    "RulesWatch",
     "SendWithFields",
     "StartWithFields",
     "WSGIFastPath",
@@ -127,11 +128,46 @@ class FastCharge:
         return list(self._write(decisions, partitions))
 
 
+class RulesWatch:
+    """Tells whether a store has other live rules than those that the holder of this object follows."""
+
+    def __init__(self, segment: Any) -> None:
+        self._segment = segment
+        self._followed: int | None = None
+
+    def has_news(self) -> bool:
+        """Whether the version in force isn't the one that is followed."""
+        return bool(self._segment.rules_version() != self._followed)
+
+    def follow(self, version: int) -> None:
+        """The rules of that version are in use."""
+        self._followed = version
+
+    def forget(self) -> None:
+        """No version is followed, so there is news."""
+        self._followed = None
+
+
 class FastPath:
-    """An application, `app`, behind a `gate`."""
+    """An application, `app`, behind a `gate`.
+
+    Where the rules are live, `live` is the ``LiveGate``, which sets the gate of each version: ``follow_rules`` begins
+    that.
+    """
 
     app: Any
+    live: Any = None
     _gate: Any
+
+    def follow_rules(self, live: Any) -> None:
+        """Take the gates of `live` from now on."""
+        self.live = live
+        live.attach(self)
+
+    def follow_news(self) -> None:
+        """Take the gate of the version in force."""
+        if self.live is not None and self.live.watch.has_news():
+            self.live.lead()
 
     @property
     def gate(self) -> Any:
@@ -172,16 +208,24 @@ class WSGIFastPath(FastPath):
 
     def __call__(self, environ: Any, start_response: Callable[..., Any]) -> Any:
         request = WSGIRequest(environ)
-        _, has_body_limits, _ = self._admission
+        self.follow_news()
+        admit, has_body_limits, _ = self._admission
         if has_body_limits:
             return self._respond_bounded(request, start_response)
-        return self._respond(self.app, request, start_response)
+        return self._respond_by(admit, self.app, request, start_response)
 
-    def _respond(self, app: Callable[..., Any], request: WSGIRequest, start_response: Callable[..., Any]) -> Any:
-        """The response of `app`, if the gate admits the request."""
+    def _respond(
+        self, gate: Any, app: Callable[..., Any], request: WSGIRequest, start_response: Callable[..., Any]
+    ) -> Any:
+        """The response of `app`, if `gate` admits the request."""
         if not isinstance(request, WSGIRequest):
             raise TypeError(f"a WSGIRequest, not {request!r}")
-        passage = self.enter(self._admission[0], request)
+        return self._respond_by(gate.admit, app, request, start_response)
+
+    def _respond_by(
+        self, admit: Any, app: Callable[..., Any], request: WSGIRequest, start_response: Callable[..., Any]
+    ) -> Any:
+        passage = self.enter(admit, request)
         if passage is None:
             return app(request.native, start_response)
         if type(passage) is not list:
@@ -215,6 +259,7 @@ class ASGIFastPath(FastPath):
         if scope["type"] not in ("http", "websocket"):
             return self.app(scope, receive, send)
         request = ASGIRequest(scope)
+        self.follow_news()
         admit, has_body_limits, is_unusual = self._admission
         if has_body_limits or is_unusual:
             return self._respond_unusual(request, receive, send)

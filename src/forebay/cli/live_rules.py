@@ -1,0 +1,152 @@
+"""``forebay rules status``, ``publish`` and ``promote``: live rules, of a store and of a source."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.extras import Needs
+
+with Needs("cli", __name__):
+    import click
+
+from forebay.cli.printing import consoles, printable
+from forebay.errors import ForebayError, InvalidRuleFile
+
+__all__ = ["promote_command", "publish_command", "status_command"]
+
+VERSION: Final = 1
+
+
+@click.command("status")
+@click.argument("name", required=False)
+@click.option("--path", type=click.Path(path_type=Path), help="The segment's file, instead of its name.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def status_command(name: str | None, path: Path | None, as_json: bool) -> None:
+    """Show which live rules the store NAME has, who loads them, what is wrong, and what each limit has decided.
+
+    Counts of a rule in the shadow are what it would have decided. Exits with 0, with 1 if the source isn't in force,
+    with 2 if there are no live rules.
+    """
+    if (name is None) == (path is None):
+        raise click.UsageError("give a store's NAME or --path FILE")
+    console, errors = consoles()
+    say = functools.partial(console.print, soft_wrap=True)
+    try:
+        status = _status(name, path)
+    except (ForebayError, ImportError, OSError, ValueError) as error:
+        errors.print(printable(str(error)))
+        sys.exit(2)
+    if as_json:
+        print(json.dumps({"version": VERSION, **status}, indent=1))
+    else:
+        say(printable(f"version {status['rules_version']}, from {status['source']}, since {status['since']}"))
+        checked = status["checked_ago"]
+        by = "no process loads them" if status["loader"] is None else f"loaded by process {status['loader']}"
+        say(f"{by}{'' if checked is None else f', which read the source {checked:.1f} s ago'}")
+        for limit, counts in status["limits"].items():
+            say(printable(f"  {limit}: allowed: {counts['allowed']}, denied: {counts['denied']}"))
+        if status["error"]:
+            say(printable(f"the last good rules are in force: {status['error']}"))
+    sys.exit(1 if status["error"] else 0)
+
+
+@click.command("publish")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("source")
+def publish_command(file: Path, source: str) -> None:
+    """Check FILE, and write it to SOURCE, from where applications load it.
+
+    SOURCE is a file, redis://HOST/0#KEY, or an SQLAlchemy URL with #ROW or #TABLE:ROW. Exits with 0, with 1 if the file
+    has problems, with 2 if it can't be read or written.
+    """
+
+    def publish() -> str:
+        from forebay.rules.keys import Functions
+        from forebay.rules.live.sources import source_at
+        from forebay.rules.loading import check
+
+        document = file.read_bytes()
+        check(str(file), document, Functions(lambda request: ""))
+        target = source_at(source)
+        target.write(document)
+        return f"{target.label} has {file}"
+
+    _run(publish)
+
+
+@click.command("promote")
+@click.argument("rule")
+@click.argument("source")
+def promote_command(rule: str, source: str) -> None:
+    """Enforce the RULE of SOURCE that is in the shadow, or give its canary's limits to all keys.
+
+    SOURCE is a file, redis://HOST/0#KEY, or an SQLAlchemy URL with #ROW or #TABLE:ROW. One value of the document
+    changes. Exits with 0, with 1 if the document has problems, with 2 if there is nothing to promote, or the source
+    can't be read or written.
+    """
+
+    def promote() -> str:
+        from forebay.rules.live.promotion import promoted
+        from forebay.rules.live.sources import source_at
+
+        target = source_at(source)
+        document, what = promoted(target.read(), target.name, rule)
+        target.write(document)
+        return f"{target.label}: the rule {rule!r} {what}"
+
+    _run(promote)
+
+
+def _run(work: Callable[[], str]) -> None:
+    console, errors = consoles()
+    try:
+        console.print(printable(work()), soft_wrap=True)
+    except InvalidRuleFile as error:
+        errors.print(printable(str(error)))
+        sys.exit(1)
+    except Exception as error:
+        # A driver raises errors of its own.
+        errors.print(printable(str(error)))
+        sys.exit(2)
+
+
+def _status(name: str | None, path: Path | None) -> dict[str, Any]:
+    from forebay.rules.live.loader import read_note
+    from forebay.rules.live.publication import Board, UnreadableRules
+    from forebay.segment import layout
+    from forebay.segment.header import Header
+    from forebay.store import Store, default_path
+
+    where = default_path(name) if path is None else os.path.abspath(path)
+    with open(where, "rb") as file:
+        raw = file.read(layout.HEADER.size)
+    if len(raw) < layout.HEADER.size:
+        raise UnreadableRules(f"{where} is no segment")
+    with Store("status", keys=Header.unpack(raw).advertised_keys, path=where) as store:
+        board = Board(store)
+        version = board.version
+        if not version:
+            raise UnreadableRules(f"{where} has no live rules")
+        published = board.read(version)
+        note, checked_ago = read_note(board)
+        counted = store.stats().limiters
+    return {
+        "rules_version": version,
+        "source": published.source,
+        "since": published.since.astimezone(UTC).isoformat(timespec="seconds"),
+        "loader": None if note is None else note.loader,
+        "checked_ago": checked_ago,
+        "error": None if note is None else note.error,
+        "limits": {
+            limit: {"allowed": counts.allowed, "denied": counts.denied}
+            for limit, counts in counted.items()
+            if limit in published.limits
+        },
+    }

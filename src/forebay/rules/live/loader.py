@@ -1,0 +1,196 @@
+"""The loader: the one process of a host that reads the source of live rules and publishes what is good."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from forebay.extras import Needs
+from forebay.rules.keys import Functions
+from forebay.rules.live.election import Election
+from forebay.rules.live.publication import Board, Publication
+from forebay.rules.live.sources import Source
+from forebay.rules.live.standing import change_of, standings
+from forebay.rules.live.version import Version, checked_limits
+
+with Needs("rules", __name__):
+    import msgspec
+    from msgspec import Struct
+
+__all__ = ["LiveStatus", "Loader", "Note", "read_note"]
+
+log: Final = logging.getLogger("forebay.rules")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStatus:
+    """The state of live rules, for metrics and checks."""
+
+    version: int
+    """The number of the rules in force in this process."""
+    published: int
+    """The number of the host's rules: another one if this process hasn't had a request since, or can't use them."""
+    source: str
+    """Where the rules in force came from."""
+    since: datetime
+    """When they were published."""
+    loader: int | None
+    """The process that loads the rules of the host; None if there was none yet."""
+    checked_ago: float | None
+    """Seconds since it has last read the source; None if it hasn't yet."""
+    error: str | None
+    """Why the source isn't in force now: it is gone, or what it holds can't be used. None if it is."""
+    process_error: str | None
+    """Why this process doesn't use the version that is published; None if it does."""
+
+
+class Note(Struct, frozen=True):
+    """What a loader has to say to the other processes."""
+
+    loader: int
+    error: str | None
+
+
+class Loader:
+    """Reads a source, and publishes what is good. *Threads*: one at a time.
+
+    `make` makes a version of the rules in this process, as ``LiveRules`` uses it, and raises what is wrong with it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        board: Board,
+        election: Election,
+        store: Any,
+        functions: Functions,
+        make: Callable[[Publication], Version],
+    ) -> None:
+        self._source, self._board, self._election = source, board, election
+        self._store, self._functions, self._make = store, functions, make
+        self._begin()
+
+    def _begin(self) -> None:
+        self._handled: bytes | None = None
+        """The document that was published or refused."""
+        self._seen: bytes | None = None
+        """What the last reading has found, if that was another document."""
+        self.error: str | None = None
+
+    def begin_in_child(self) -> None:
+        self._election.begin_in_child()
+        self._begin()
+
+    def step(self, in_force: Version | None, *, at_once: bool = False) -> Exception | None:
+        """Publish the source's document, if it is another one and good. Returns why not.
+
+        `in_force`: the version of this process, or None. `at_once`: a document that may be in parts counts, too.
+        """
+        error = self._publish_news(in_force, at_once)
+        self._leave_note()
+        return error
+
+    def _publish_news(self, in_force: Version | None, at_once: bool) -> Exception | None:
+        try:
+            document = self._source.read()
+        except Exception as error:
+            self._complain(f"can't be read: {_described(error)}", in_force)
+            return error
+        if in_force is not None and document == in_force.publication.document:
+            # Also after a refused one: the source is as the rules in force again.
+            self._handled, self._seen = document, None
+            self._complain(None, in_force)
+            return None
+        if document == self._handled:
+            return None
+        is_settled = at_once or self._source.is_whole or document == self._seen
+        self._seen = document
+        if not is_settled:
+            return None
+        try:
+            version = self._publish(document, in_force)
+        except Exception as error:
+            self._handled = document
+            self._complain(f"holds what can't be used: {_described(error)}", in_force)
+            return error
+        if version is not None:
+            self._handled = document
+            self._complain(None, in_force)
+        return None
+
+    def _publish(self, document: bytes, in_force: Version | None) -> int | None:
+        seen = self._board.version
+        if in_force is not None and in_force.number != seen:
+            # Another process has published since. The next step begins with that.
+            return None
+        publication = Publication(self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document)
+        limits = checked_limits(publication, self._functions)
+        old, before = ({}, {}) if in_force is None else (in_force.limits, in_force.publication.limits)
+        after = standings(old, before, limits, self._store, self._store_now_ns())
+        publication = msgspec.structs.replace(publication, limits=after)
+        self._make(publication)
+        version = self._board.publish(publication, seen)
+        if version is not None:
+            changed = [
+                f"{name} ({change_of(before.get(name), after[name])})"
+                for name, limit in limits.items()
+                if name in old and old[name] != limit
+            ]
+            log.info(
+                "version %d of the rules is in force, from %s; changed limits, and their keys' state: %s",
+                version,
+                self._source.label,
+                ", ".join(changed) or "none",
+            )
+        return version
+
+    def _store_now_ns(self) -> int:
+        return int(self._board.segment.now_ns())
+
+    def _complain(self, error: str | None, in_force: Version | None) -> None:
+        """Log an error once, and its end. Without rules in force the application doesn't start, and says why itself."""
+        if error == self.error or in_force is None:
+            return
+        if error is None:
+            log.info("%s is readable and valid again", self._source.label)
+        else:
+            log.error("%s %s\nthe last good rules stay in force", self._source.label, error)
+        self.error = error
+
+    def _leave_note(self) -> None:
+        """For ``LiveRules.status`` of every process."""
+        note = Note(os.getpid(), None if self.error is None else f"{self._source.label} {self.error}")
+        with contextlib.suppress(OSError):
+            if read_note(self._board)[0] == note:
+                os.utime(self._board.note_path)
+            else:
+                self._board.write_note(msgspec.json.encode(note))
+
+
+def read_note(board: Board) -> tuple[Note | None, float | None]:
+    """The note of the host's last loader, and how many seconds ago it has read the source."""
+    try:
+        with open(board.note_path, "rb") as file:
+            age_s = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
+            return msgspec.json.decode(file.read(), type=Note), age_s
+    except (OSError, msgspec.MsgspecError):
+        return None, None
+
+
+def _described(error: BaseException) -> str:
+    # A driver's message may quote its URL.
+    text = str(error)
+    return (
+        text if type(error).__module__.startswith("forebay") else f"{type(error).__name__}: {_without_passwords(text)}"
+    )
+
+
+def _without_passwords(text: str) -> str:
+    return re.sub(r"(://[^/\s:@]*:)[^@\s/]*@", r"\1***@", text)

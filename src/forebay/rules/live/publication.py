@@ -1,0 +1,193 @@
+"""Publication: one process of a host replaces the rules of all its processes, at one moment.
+
+State
+-----
+A word of the segment, `rules_version`: the number of the version in force, 0 before the first. For each published
+version a file beside the segment, whose name ends with the number. It has a keyed hash, a `Publication`, and the
+document. The key is a secret of the segment, and the name has another one: so the files of a segment that was removed
+are not those of its successor.
+
+Transitions
+-----------
+* *prepare*: ``publish`` makes the file of the next number for which there is none (``O_EXCL``), and writes all of it.
+* *switch*: one CAS of the word, from the version that the new one was made for to the new number.
+* *take over*: a process that reads another number than the one it follows opens that file, and makes gates of it.
+* *clean*: whoever has switched removes the files of smaller numbers, except the one that it has replaced.
+
+Invariant
+---------
+The file of the number that the word has is whole and never changes. Each request is decided by rules of one version.
+
+Proof
+-----
+A file is only written by the process that has made it, and before that process stores its number; *switch* releases
+what *prepare* wrote, and a reader acquires it with the number. Nobody makes a file that exists, so two processes that
+both take themselves for the loader prepare different numbers, and one of their CASes fails. A number that was in force
+once never is again, as numbers only grow: a CAS stores a number above the one it replaces. *clean* removes only numbers
+below one that was in force, so never the word's. A reader whose file was removed reads a newer number.
+
+Each gate is made of the rules of one version, and a request holds one gate from its entry to its cleanup: see
+``LiveGate``. All requests that enter after the CAS read the new number.
+
+Crash and stall
+---------------
+A process that is killed before its CAS leaves a file that no word names. The next publication takes the number behind
+it, and removes it. One that is killed after the CAS leaves the new version in force, and perhaps old files, which the
+next one removes. A process that is stopped before the CAS finds another number when it goes on, and gives up. One that
+is stopped as the loader delays new versions, and no request.
+
+Not handled
+-----------
+A file that was changed or removed by others: a process that has not read it yet keeps its rules, and says so. A process
+that reads a removed segment's version keeps its rules, too. Numbers end after 2**64 versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import re
+import tempfile
+import weakref
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+from forebay.errors import ForebayError
+from forebay.extras import Needs
+from forebay.rules.live.standing import Standing
+from forebay.segment.removal import RULES
+
+with Needs("rules", __name__):
+    import msgspec
+    from msgspec import Struct
+
+__all__ = ["Board", "Publication", "UnreadableRules"]
+
+DIGEST_BYTES: Final = 32
+MOST_BYTES: Final = 2**23
+MOST_LEFT_OVER: Final = 10_000
+"""Files that no word names, in a row."""
+
+
+class UnreadableRules(ForebayError):
+    """The published rules of a segment can't be read."""
+
+
+class Publication(Struct, frozen=True):
+    """A version of the rules."""
+
+    name: str
+    """Of the document, as messages have it; its end says whether it is TOML or YAML."""
+    source: str
+    """Where it came from, in words."""
+    loader: int
+    """The process that published it."""
+    since: datetime
+    limits: dict[str, Standing]
+    """What became of each limit's state."""
+    document: bytes
+
+
+class Board:
+    """The published rules of one segment. *Threads*, *fork*: safe; it has no state but the segment's and files."""
+
+    def __init__(self, store: Any) -> None:
+        """`store` is a ``Store``; beside a private one's memory, the files are in the directory for temporary ones."""
+        self.segment = store.segment
+        self.path: str | None = store.path
+        """The segment's file."""
+        self._key = self.segment.secret(b"live rules")
+        identity = self.segment.secret(b"live rules' files").hex()
+        if self.path is None:
+            self._prefix = os.path.join(tempfile.gettempdir(), f"forebay-rules-{identity}.")
+            weakref.finalize(self, _remove_all, self._prefix, os.getpid())
+        else:
+            self._prefix = f"{self.path}{RULES}{identity[:8]}."
+        self.note_path = f"{self._prefix}loader"
+        """The file of what the loader has to say."""
+
+    @property
+    def version(self) -> int:
+        """The version in force; 0 if there is none."""
+        version: int = self.segment.rules_version()
+        return version
+
+    def read(self, version: int) -> Publication:
+        """The publication of the version. Raises ``UnreadableRules``."""
+        try:
+            with open(self._path_of(version), "rb") as file:
+                raw = file.read(MOST_BYTES)
+        except OSError as error:
+            raise UnreadableRules(f"version {version} of the rules can't be read: {error}") from error
+        if raw[:DIGEST_BYTES] != self._digest(raw[DIGEST_BYTES:]):
+            raise UnreadableRules(f"{self._path_of(version)} isn't what was published as version {version}")
+        try:
+            return msgspec.msgpack.decode(raw[DIGEST_BYTES:], type=Publication)
+        except msgspec.MsgspecError as error:
+            raise UnreadableRules(f"version {version} was published by another forebay: {error}") from error
+
+    def publish(self, publication: Publication, seen: int) -> int | None:
+        """Put a version in force instead of `seen`, and return its number. None if `seen` isn't in force any more.
+
+        Raises ``OSError``.
+        """
+        body = msgspec.msgpack.encode(publication)
+        version = self._prepare(seen, self._digest(body) + body)
+        if not self.segment.replace_rules_version(seen, version):
+            # The process that has won may have removed it.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path_of(version))
+            return None
+        self._clean(version, seen)
+        return version
+
+    def write_note(self, note: bytes) -> None:
+        """Replace the note of the loader. Raises ``OSError``."""
+        path = f"{self.note_path}.{os.getpid()}"
+        self._write(path, note, os.O_TRUNC)
+        os.rename(path, self.note_path)
+
+    def _prepare(self, seen: int, data: bytes) -> int:
+        for version in range(seen + 1, seen + 1 + MOST_LEFT_OVER):
+            with contextlib.suppress(FileExistsError):
+                self._write(self._path_of(version), data, os.O_EXCL)
+                return version
+        raise FileExistsError(errno.EEXIST, "too many files were left over", self._prefix)
+
+    def _write(self, path: str, data: bytes, flag: int) -> None:
+        """Write a file for all who may use the segment."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | flag
+        with open(os.open(path, flags, 0o600), "wb") as file:
+            if self.path is not None:
+                status = os.stat(self.path)
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), -1, status.st_gid)
+                    os.fchmod(file.fileno(), status.st_mode & 0o660)
+            file.write(data)
+
+    def _clean(self, version: int, replaced: int) -> None:
+        """Remove the files of older versions, and those of a removed segment of this name."""
+        every = self._prefix if self.path is None else f"{self.path}{RULES}"
+        for path in glob.iglob(f"{glob.escape(every)}*"):
+            is_old = not path.startswith(self._prefix)
+            if found := re.fullmatch(r"[0-9]+", path.removeprefix(self._prefix)):
+                is_old = int(found[0]) < version and int(found[0]) != replaced
+            if is_old:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+    def _path_of(self, version: int) -> str:
+        return f"{self._prefix}{version}"
+
+    def _digest(self, data: bytes) -> bytes:
+        return blake2b(data, key=self._key, digest_size=DIGEST_BYTES).digest()
+
+
+def _remove_all(prefix: str, pid: int) -> None:
+    if os.getpid() == pid:
+        for path in glob.iglob(f"{glob.escape(prefix)}*"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)

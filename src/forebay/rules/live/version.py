@@ -1,0 +1,55 @@
+"""One version of live rules, as a process has it: the limiters and rules that it has made of a publication."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.rules.building import build
+from forebay.rules.keys import Functions
+from forebay.rules.live.carrying import MARKS, carried
+from forebay.rules.live.publication import Publication
+from forebay.rules.loading import check
+from forebay.rules.model import Limit
+from forebay.rules.problems import Problems
+from forebay.rules.reading import read_document, read_rule_file
+from forebay.web import ByteRate, Deny, Rule
+from forebay.web.bans import names_of_limiters
+
+__all__ = ["Version", "checked_limits", "make_version"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Version:
+    """The rules of a publication."""
+
+    publication: Publication
+    limits: Mapping[str, Limit] = field(repr=False)
+    rules: Sequence[Deny | Rule | ByteRate] = field(repr=False)
+    number: int = 0
+    """0 for one that isn't published yet."""
+
+
+def checked_limits(publication: Publication, functions: Functions) -> Mapping[str, Limit]:
+    """The limits of a document, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
+    spec, document, _ = check(publication.name, publication.document, functions)
+    if spec.store:
+        problems = Problems(publication.name)
+        problems.add(document.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
+        problems.raise_if_any()
+    return spec.limits
+
+
+def make_version(publication: Publication, store: Any, functions: Functions, number: int = 0) -> Version:
+    """The rules of a document that was checked. Raises ``InvalidRuleFile``, and what the store raises."""
+    problems = Problems(publication.name)
+    document = read_document(publication.name, publication.document, problems)
+    spec = read_rule_file(document, problems)
+    # Limiters of the version before live on, and count apart if they must.
+    bans = [limiter for name in spec.bans or () for limiter in names_of_limiters(name)]
+    for name in (*spec.limits, *bans, MARKS):
+        store.names.expect_several(name)
+    built = build(spec, document, store, functions, problems)
+    rules = [carried(rule, publication.limits, store) for one in built for each in one.rules.values() for rule in each]
+    return Version(publication, spec.limits, rules, number)

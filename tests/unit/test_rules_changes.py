@@ -1,0 +1,224 @@
+"""What becomes of keys' state when a limit of live rules changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from test_rules_live import NEVER, TextSource, document
+from web_requests import Site
+
+from forebay import FixedWindow, Store
+from forebay.rules import LiveRules
+from forebay.rules.live.carrying import MARKS, carried
+from forebay.rules.live.standing import Standing
+from forebay.testing import ManualClock
+from forebay.web import Ban, ClientAddress, Rule
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Iterator[Store]:
+    with Store.private(keys=1000, clock=clock) as opened:
+        yield opened
+
+
+class Changing:
+    """A site whose limit changes at once."""
+
+    def __init__(self, store: Store, text: str) -> None:
+        self.source = TextSource(text)
+        self.live = LiveRules(self.source, store=store, interval=NEVER)
+        self.site = Site("wsgi", self.live)
+
+    def change(self, text: str) -> None:
+        self.source.text = text
+        self.live.step()
+        assert self.live.status().error is None
+
+    def allowed(self, client: str = "192.0.2.1") -> int:
+        """How many requests are allowed now."""
+        return next(n for n in range(10**6) if self.site.request(client=client).status != 200)
+
+    def use(self, count: int, client: str = "192.0.2.1") -> None:
+        for _ in range(count):
+            assert self.site.request(client=client).status == 200
+
+
+@pytest.fixture
+def changing(store: Store) -> Iterator[Callable[[str], Changing]]:
+    made = []
+
+    def make(text: str) -> Changing:
+        made.append(Changing(store, text))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.live.close()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "left"),
+    [
+        # The time until the bucket is full, by the new rate: 60 of 100 used at 100 per hour are 36 minutes, all of 50.
+        ("token-bucket", 20),
+        ("sliding-window", 0),
+        ("fixed-window", 0),
+    ],
+)
+def test_by_default_a_key_keeps_its_state(changing: Callable[[str], Changing], algorithm: str, left: int) -> None:
+    # Windows count in as many bits as their limit takes: limits of 100 and 120 in as many.
+    rates = ("120/hour", "100/hour") if algorithm != "token-bucket" else ("100/hour", "50/hour")
+    one = changing(document(rates[0], algorithm=algorithm))
+    one.use(100 if algorithm != "token-bucket" else 60)
+    one.change(document(rates[1], algorithm=algorithm))
+    assert one.allowed() == left
+    assert one.allowed("192.0.2.2") == int(rates[1].partition("/")[0])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (document("100/hour"), document("50/minute")),
+        (document("100/hour", algorithm="fixed-window"), document("50/hour")),
+        (document("100/hour", algorithm="token-bucket"), document("50/hour", algorithm="fixed-window")),
+        (document("100/hour", algorithm="token-bucket"), document("50/hour", algorithm="token-bucket", initial="50")),
+        (
+            document("100/hour", algorithm="sliding-log", keys="10"),
+            document("50/hour", algorithm="sliding-log", keys="10"),
+        ),
+    ],
+)
+def test_a_state_that_the_new_limit_cant_read_is_kept_in_proportion(
+    changing: Callable[[str], Changing], before: str, after: str
+) -> None:
+    one = changing(before)
+    one.use(60)
+    one.change(after)
+    assert one.allowed() == 20
+    assert one.allowed("192.0.2.2") == 50
+
+
+def test_share_is_the_same_part_of_the_new_limit(
+    changing: Callable[[str], Changing], clock: ManualClock, store: Store
+) -> None:
+    one = changing(document("100/hour", algorithm="token-bucket"))
+    one.use(61)
+    one.change(document("10/hour", algorithm="token-bucket", on_change='"share"'))
+    assert one.allowed() == 3
+    # Rounded against the key, and only once.
+    clock.advance(360)
+    assert one.allowed() == 1
+    clock.advance(3600)
+    assert one.allowed() == 10
+    assert store.stats().limiters[MARKS].allowed == 1
+
+
+def test_shares_go_through_several_changes(changing: Callable[[str], Changing]) -> None:
+    one = changing(document("100/hour"))
+    one.use(50)
+    one.use(20, "192.0.2.2")
+    one.change(document("10/hour", on_change='"share"'))
+    one.use(1, "192.0.2.2")
+    one.change(document("1000/hour", on_change='"share"'))
+    assert one.allowed() == 500
+    assert one.allowed("192.0.2.2") == 700
+    one.change(document("100/hour", on_change='"share"'))
+    assert one.allowed("192.0.2.2") == 0
+
+
+def test_reset_gives_every_key_the_whole_limit(changing: Callable[[str], Changing]) -> None:
+    one = changing(document("100/hour"))
+    one.use(60)
+    for rate in (90, 80):
+        one.change(document(f"{rate}/hour", on_change='"reset"'))
+        assert one.allowed() == rate
+    # A document that changes something else resets nothing.
+    one.change(document("80/hour", on_change='"reset"') + 'path = "/*"\n')
+    assert one.allowed() == 0
+    one.change(document("80/hour"))
+    assert one.allowed() == 0
+
+
+def test_a_process_that_starts_later_counts_as_the_others(changing: Callable[[str], Changing]) -> None:
+    one = changing(document("100/hour"))
+    one.use(60)
+    one.change(document("10/hour", on_change='"share"'))
+    other = changing(document("10/hour", on_change='"share"'))
+    assert other.live.status().version == 2
+    other.use(3)
+    assert one.allowed() == 1
+
+
+def test_names_of_limiters_in_fields_and_counts_stay(changing: Callable[[str], Changing], store: Store) -> None:
+    one = changing(document("100/hour"))
+    one.change(document("10/hour", on_change='"reset"'))
+    assert one.site.request()["ratelimit-policy"] == '"api";q=10;w=3600'
+    assert store.stats().limiters["api"].allowed == 1
+
+
+def test_concurrency_is_held_under_both_limits(changing: Callable[[str], Changing]) -> None:
+    text = document("0/s", algorithm="concurrency").replace('rate = "0/s"', "limit = 2\nkeys = 10")
+    one = changing(text)
+    one.change(text.replace("limit = 2", 'limit = 3\non_change = "share"'))
+    assert one.site.request().status == 200
+
+
+def test_threads_bring_a_share_once_or_too_often_but_never_too_little(
+    changing: Callable[[str], Changing], store: Store
+) -> None:
+    one = changing(document("1000/hour", algorithm="token-bucket"))
+    clients = [f"192.0.2.{number}" for number in range(20)]
+    used = {client: random.randrange(1, 900) for client in clients}
+    for client, count in used.items():
+        one.use(count // 10 * 10, client)
+    one.change(document("100/hour", algorithm="token-bucket", on_change='"share"'))
+
+    def ask(client: str) -> int:
+        return sum(one.site.request(client=client).status == 200 for _ in range(110))
+
+    with ThreadPoolExecutor(8) as pool:
+        allowed = list(pool.map(ask, clients * 4))
+    for number, client in enumerate(clients):
+        assert sum(allowed[number::20]) <= 100 - used[client] // 10
+
+
+def crash(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_crash_before_the_mark_charges_once_more(
+    changing: Callable[[str], Changing], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = changing(document("100/hour"))
+    one.use(40)
+    one.change(document("10/hour", on_change='"share"'))
+    from forebay.rules.live import carrying
+
+    bring = carrying._Link.bring
+
+    class Marks:
+        def __init__(self, marks: Any) -> None:
+            self.peek, self.allow = marks.peek, crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(carrying._Link, "bring", lambda link, key, marks: bring(link, key, Marks(marks)))
+        with pytest.raises(KeyboardInterrupt):
+            one.site.request()
+    # 4 twice.
+    assert one.allowed() == 2
+
+
+def test_a_ban_outlasts_a_reset(store: Store) -> None:
+    ban = Ban(store, "guessers", "2/hour", lasts="5 hours")
+    rule = Rule(FixedWindow(store, "api", "1/hour"), key=ClientAddress(), ban=ban)
+    before, after = Site("wsgi", [rule]), Site("wsgi", [carried(rule, {"api": Standing(1)}, store)])
+    for first, second, client in ((before, after, "192.0.2.1"), (after, before, "192.0.2.9")):
+        # It is banned after some denials, for both, for longer than the limit's window.
+        for _ in range(9):
+            first.request(client=client)
+        assert int(first.request(client=client)["retry-after"]) > 3600
+        assert int(second.request(client=client)["retry-after"]) > 3600

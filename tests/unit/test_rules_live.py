@@ -1,0 +1,262 @@
+"""Live rules in one process: what is published, when it is in force, and what a bad source does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rule_files import FILE, LIMITS
+from web_requests import Kind, Site
+
+from forebay import InvalidLimiter, InvalidRuleFile, Store, TokenBucket
+from forebay.rules import FileSource, LiveRules, Source
+from forebay.web import Gate, Rule
+from forebay.web.live_gate import LiveGate, gate_of
+
+NEVER = "10 hours"
+
+
+class TextSource(Source):
+    """A document in memory."""
+
+    name = label = "memory.toml"
+
+    def __init__(self, text: str) -> None:
+        self.text: str | None = text
+
+    def read(self) -> bytes:
+        if self.text is None:
+            raise ConnectionError("redis://me:secret@host is away")
+        return self.text.encode()
+
+
+def document(rate: str, **words: str) -> str:
+    """One rule with one limit: ``SlidingWindow`` or another `algorithm`."""
+    algorithm = words.pop("algorithm", "sliding-window")
+    more = "".join(f"{word} = {value}\n" for word, value in words.items())
+    return (
+        f'version = 1\n[limits.api]\nalgorithm = "{algorithm}"\nrate = "{rate}"\n{more}'
+        '[[rules]]\nname = "all"\nlimits = ["api"]\n'
+    )
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store.private(keys=1000) as opened:
+        yield opened
+
+
+@pytest.fixture
+def live_rules(store: Store) -> Iterator[Callable[..., LiveRules]]:
+    """Rules whose thread is never due: the tests call its step."""
+    with contextlib.ExitStack() as stack:
+
+        def make(source: Source, **options: Any) -> LiveRules:
+            return stack.enter_context(LiveRules(source, **{"store": store, "interval": NEVER, **options}))
+
+        yield make
+
+
+def policy(site: Site) -> str:
+    return site.request()["ratelimit-policy"]
+
+
+def test_a_request_is_decided_by_the_version_in_force(kind: Kind, live_rules: Callable[..., LiveRules]) -> None:
+    source = TextSource(document("5/hour"))
+    live = live_rules(source)
+    site = Site(kind, live)
+    assert policy(site) == '"api";q=5;w=3600'
+    source.text = document("7/hour")
+    assert policy(site) == '"api";q=5;w=3600'
+    live.step()
+    assert policy(site) == '"api";q=7;w=3600'
+    assert (live.status().version, live.status().published) == (2, 2)
+
+
+def test_several_gates_follow_one_document(live_rules: Callable[..., LiveRules]) -> None:
+    source = TextSource(document("5/hour"))
+    live = live_rules(source)
+    sites = [Site("wsgi", live), Site("asgi", live), Site("wsgi", live, {"headers": "x-ratelimit"})]
+    source.text = document("7/hour")
+    live.step()
+    assert [policy(site) for site in sites[:2]] == ['"api";q=7;w=3600'] * 2
+    assert sites[2].request()["x-ratelimit-limit"] == "7"
+
+
+def test_a_gate_of_a_framework_follows(live_rules: Callable[..., LiveRules]) -> None:
+    source = TextSource(document("5/hour"))
+    live = live_rules(source)
+    gate: Any = gate_of(live, in_loop=True)
+    assert isinstance(gate, LiveGate)
+    assert not gate.is_awaited
+    assert [rule.limiter.rate.limit for rule in gate.rules] == [5]
+    source.text = document("7/hour")
+    live.step()
+    assert [rule.limiter.rate.limit for rule in gate.rules] == [7]
+    assert isinstance(gate.current, Gate)
+
+
+def test_a_tier_that_is_awaited_is_awaited_in_every_version(live_rules: Callable[..., LiveRules]) -> None:
+    async def tier(request: Any) -> str:
+        await asyncio.sleep(0)
+        return "pro"
+
+    tiers = FILE.replace("version = 1\n", 'version = 1\ntiers = ["pro"]\n') + 'tier = ["pro"]\n'
+    source = TextSource(FILE)
+    live = live_rules(source, tier=tier)
+    site = Site("asgi", live)
+    assert gate_of(live, in_loop=True).is_awaited
+    for text, rate in ((FILE, 5), (tiers.replace("5/", "6/"), 6), (FILE, 5)):
+        source.text = text
+        live.step()
+        assert site.request()["ratelimit-policy"] == f'"api";q={rate};w=3600'
+
+
+def test_a_request_keeps_the_rules_that_it_has_begun_with(kind: Kind, live_rules: Callable[..., LiveRules]) -> None:
+    text = document("1/hour", algorithm="fixed-window")
+    source = TextSource(text + "charge_on = [500]\n")
+    live = live_rules(source)
+
+    def handle() -> int:
+        source.text = text
+        live.step()
+        return 200
+
+    site = Site(kind, live, handle=handle)
+    # Not charged in the end: the version that it began with doesn't charge for this status.
+    assert site.request().status == 200
+    assert live.status().version == 2
+    assert [site.request().status for _ in range(2)] == [200, 429]
+
+
+def test_a_file_counts_once_two_readings_are_the_same(tmp_path: Path, live_rules: Callable[..., LiveRules]) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(FILE)
+    live = live_rules(FileSource(path))
+    site = Site("wsgi", live)
+    assert policy(site) == '"api";q=5;w=3600'
+    for text in (FILE.replace("5/", "6/"), FILE.replace("5/", "7/")):
+        path.write_text(text)
+        live.step()
+        assert policy(site) == '"api";q=5;w=3600'
+    live.step()
+    assert policy(site) == '"api";q=7;w=3600'
+
+
+def test_a_link_is_replaced(tmp_path: Path, live_rules: Callable[..., LiveRules]) -> None:
+    # As Kubernetes updates a mounted ConfigMap.
+    for folder, rate in (("..1", "5/"), ("..2", "7/")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "limits.toml").write_text(FILE.replace("5/", rate))
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "limits.toml").symlink_to("..data/limits.toml")
+    live = live_rules(FileSource(tmp_path / "limits.toml"))
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+    live.step()
+    live.step()
+    assert policy(Site("wsgi", live)) == '"api";q=7;w=3600'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "memory.toml:1:1: "),
+        ("version = 1\n[limits.", "memory.toml:2:"),
+        (LIMITS, "memory.toml:1:1: "),
+        (FILE.replace("rate", "rat"), "'rat' is no word"),
+        ('store = "shm:///other?keys=5"\n' + FILE, "live rules are for the store of LiveRules"),
+        (FILE + 'path = "/a"\ndelay = "1s"\n', "can't delay requests"),
+        (None, "ConnectionError: redis://me:***@host is away"),
+    ],
+)
+def test_a_bad_source_leaves_the_last_good_rules(
+    live_rules: Callable[..., LiveRules], text: str | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = TextSource(FILE)
+    live = live_rules(source)
+    site = Site("wsgi", live)
+    source.text = text
+    for _ in range(3):
+        live.step()
+        assert policy(site) == '"api";q=5;w=3600'
+    assert reason in str(live.status().error)
+    assert live.status().version == 1
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert reason in errors[0].getMessage()
+    assert "secret" not in caplog.text
+    source.text = FILE
+    with caplog.at_level(logging.INFO):
+        live.step()
+    assert live.status().error is None
+    assert "readable and valid again" in caplog.text
+
+
+def test_rules_that_fit_no_gate_are_not_published(live_rules: Callable[..., LiveRules]) -> None:
+    source = TextSource(FILE)
+    live = live_rules(source)
+    site = Site("wsgi", live, {"client": lambda request: "everybody"})
+    source.text = FILE.replace('"api"]', '"api"]\nkey = ["path:id"]\npath = "/{id}"').replace("5/", "0/")
+    live.step()
+    assert live.status().published == 1
+    assert policy(site) == '"api";q=5;w=3600'
+
+
+def test_a_start_without_rules_fails(live_rules: Callable[..., LiveRules], tmp_path: Path) -> None:
+    with pytest.raises(InvalidRuleFile, match="the file lacks rules"):
+        live_rules(TextSource(LIMITS))
+    with pytest.raises(FileNotFoundError):
+        live_rules(FileSource(tmp_path / "limits.toml"))
+    path = tmp_path / "limits.txt"
+    path.write_text(FILE)
+    with pytest.raises(InvalidRuleFile, match="ends with one of"):
+        live_rules(FileSource(path))
+
+
+def test_a_start_with_a_bad_source_has_the_last_good_rules(live_rules: Callable[..., LiveRules]) -> None:
+    live_rules(TextSource(FILE))
+    live = live_rules(TextSource("nonsense"))
+    assert policy(Site("wsgi", live)) == '"api";q=5;w=3600'
+    assert "nonsense" not in str(live.status().source)
+    assert "memory.toml:1:" in str(live.status().error)
+
+
+def test_a_start_with_other_rules_publishes_them(live_rules: Callable[..., LiveRules]) -> None:
+    first = live_rules(TextSource(FILE))
+    site = Site("wsgi", first)
+    live_rules(TextSource(FILE.replace("5/", "9/")))
+    assert policy(site) == '"api";q=9;w=3600'
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "limits.toml"}, "source is a FileSource"),
+        ({"store": "shm:///x"}, "store is a store"),
+        ({"interval": "1 ms"}, "interval is at least 10 ms"),
+        ({"interval": "soon"}, "interval is"),
+        ({"tier": 5}, "tier is a callable"),
+        ({"host": 5}, "give a Store, host="),
+    ],
+)
+def test_wrong_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LiveRules(options.pop("source", TextSource(FILE)), **{"store": store, **options})
+
+
+def test_rules_in_code_are_as_before(store: Store) -> None:
+    with pytest.raises(InvalidLimiter, match="rules are of Rule"):
+        Gate(5)  # type: ignore[arg-type]
+    assert policy(Site("wsgi", [Rule(TokenBucket(store, "one", "5/hour"))])).startswith('"one";q=5')
