@@ -107,6 +107,50 @@ def test_a_gate_of_a_framework_follows(live_rules: Callable[..., LiveRules]) -> 
     assert isinstance(gate.current, Gate)
 
 
+def metered_document(bodies: str) -> str:
+    return (
+        'version = 1\n[limits.files]\nalgorithm = "token-bucket"\nrate = "1 MiB/second"\n'
+        f'[[rules]]\nname = "files"\nlimits = ["files"]\nkey = "everyone"\n{bodies}'
+    )
+
+
+def test_bodies_have_the_rate_of_the_version_in_force(
+    kind: Kind, store: Store, live_rules: Callable[..., LiveRules]
+) -> None:
+    source = TextSource(document("5/hour"))
+    live = live_rules(source)
+    site = Site(kind, live)
+    site.request()
+    source.text = metered_document('bytes = "responses"\n')
+    live.step()
+    assert store.stats().limiters["files"].allowed == 0
+    response = site.request()
+    assert response.status == 200
+    assert store.stats().limiters["files"].allowed > 0
+    source.text = document("7/hour")
+    live.step()
+    charged = store.stats().limiters["files"].allowed
+    assert policy(site) == '"api";q=7;w=3600'
+    assert store.stats().limiters["files"].allowed == charged
+
+
+def test_a_framework_keeps_its_rules_if_new_ones_limit_bodies(live_rules: Callable[..., LiveRules]) -> None:
+    """It has asked for the limits of bodies at its start, so it would send bodies without a limit."""
+    source = TextSource(document("5/hour"))
+    live = live_rules(source)
+    gate: Any = gate_of(live, in_loop=True)
+    source.text = metered_document('bytes = "requests"\n')
+    live.step()
+    assert [rule.limiter.name for rule in gate.rules] == ["api"]
+    assert "comes too late here, as these rules are live: put WSGIMiddleware" in str(live.status().error)
+
+
+def test_a_framework_refuses_live_rules_that_limit_bodies(live_rules: Callable[..., LiveRules]) -> None:
+    live = live_rules(TextSource(metered_document('bytes = "responses"\n')))
+    with pytest.raises(InvalidLimiter, match="comes too late here, as these rules are live: put WSGIMiddleware"):
+        gate_of(live, in_loop=True)
+
+
 def test_a_tier_that_is_awaited_is_awaited_in_every_version(live_rules: Callable[..., LiveRules]) -> None:
     async def tier(request: Any) -> str:
         await asyncio.sleep(0)
