@@ -1,21 +1,23 @@
-"""A shop with many limits at once: of all clients, of each plan, of single endpoints and accounts, and of bytes.
+"""A shop with many limits at once: of all clients, of each plan, of single endpoints and accounts, of bytes, of load.
 
 cd examples/shop && gunicorn --worker-class gthread --threads 8 complete:app
 curl -i -H 'X-API-Key: secret-of-ada' http://127.0.0.1:8000/
 curl -o /dev/null http://127.0.0.1:8000/files/film      # 2 MiB at once, then 1 MiB a second
 
-The limits are in limits.toml.
+The limits are in limits.toml. All workers follow a change of that file within a second or two, without a restart.
 """
 
 import os
 from pathlib import Path
 
 from forebay import Store
-from forebay.rules import load_rules
-from forebay.web import WSGIMiddleware
+from forebay.rules import FileSource, LiveRules
+from forebay.shedding import ReservedSlots
+from forebay.web import Shed, WSGIMiddleware
 
 ACCOUNTS = {"secret-of-ada": ("ada", "pro"), "secret-of-ci": ("ci", "internal"), "secret-of-bob": ("bob", "free")}
 """The account and the plan of each API key. Without a key a client has the free plan, and counts by its address."""
+LIMITS = os.environ.get("SHOP_LIMITS", Path(__file__).with_name("limits.toml"))
 FILM_BYTES = int(os.environ.get("SHOP_FILM_BYTES", str(16 * 2**20)))
 
 store = Store(os.environ.get("SHOP_STORE", "example-complete-shop"), keys=100_000)
@@ -27,6 +29,10 @@ def account(request):
 
 def plan(request):
     return ACCOUNTS.get(request.header("X-API-Key"), (None, "free"))[1]
+
+
+def importance(request):
+    return "orders" if request.path == "/orders" else "other"
 
 
 def shop(environ, start_response):
@@ -41,4 +47,7 @@ def shop(environ, start_response):
     return [body]
 
 
-app = WSGIMiddleware(shop, load_rules(Path(__file__).with_name("limits.toml"), store=store, tier=plan, user=account))
+limited = WSGIMiddleware(shop, LiveRules(FileSource(LIMITS), store=store, tier=plan, user=account))
+# Around the limits: at most 64 requests at one time, of which 16 places are for orders alone.
+places = ReservedSlots(store, "places", 64, {"orders": "25%", "other": 0})
+app = WSGIMiddleware(limited, [Shed(places, priority=importance)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -81,6 +82,57 @@ def test_files_go_at_the_rate_of_the_plan(shop: Any, clock: ManualClock) -> None
         begin = clock.now()
         assert len(call_wsgi(shop, "/files/film", fields=fields).body) == 16 * MIB
         assert clock.now() - begin == pytest.approx(seconds, abs=0.001)
+
+
+def test_orders_find_a_place_when_the_shop_is_full(shop: Any) -> None:
+    def begin(path: str, method: str) -> tuple[int, Any]:
+        begun: list[str] = []
+        response = shop(wsgi_environ(path, method, fields=CI), lambda status, *_: begun.append(status) or print)
+        return int(begun[0][:3]), response
+
+    visits = [begin("/", "GET") for _ in range(50)]
+    assert Counter(status for status, _ in visits) == {200: 48, 503: 2}
+    orders = [begin("/orders", "POST") for _ in range(20)]
+    assert Counter(status for status, _ in orders) == {200: 16, 503: 4}
+    for _, response in (*visits, *orders):
+        getattr(response, "close", lambda: None)()
+    assert begin("/", "GET")[0] == 200
+
+
+def test_workers_follow_a_change_of_the_limits_under_load(store_name: str, tmp_path: Path) -> None:
+    """Each response is by the file of before or by the new one, and none by the old one after a new one."""
+    limits = tmp_path / "limits.toml"
+    limits.write_bytes((SHOP / "limits.toml").read_bytes())
+    old, new = '"pro";q=5000;w=60', '"pro";q=7000;w=60'
+    environment = {"SHOP_STORE": store_name, "SHOP_LIMITS": str(limits)}
+    options = ["--chdir", str(SHOP), "--config", str(SHOP / "gunicorn.conf.py"), "--bind", "127.0.0.1:0"]
+    policies: list[list[str]] = []
+    with MiddlewareServer(tmp_path, "gthread", app="complete", options=options, environment=environment) as site:
+
+        def ask() -> None:
+            connection = HTTPConnection("127.0.0.1", site.port, timeout=PATIENCE_S)
+            mine: list[str] = []
+            policies.append(mine)
+            end = time.monotonic() + PATIENCE_S
+            while mine.count(new) < 50 and time.monotonic() < end:
+                connection.request("GET", "/", headers={"X-API-Key": "secret-of-ada"})
+                answer = connection.getresponse()
+                answer.read()
+                [of_plan] = [each for each in (answer.headers["RateLimit-Policy"] or "").split(", ") if "pro" in each]
+                mine.append(of_plan)
+            connection.close()
+
+        asking = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        changed = tmp_path / "changed.toml"
+        changed.write_text(limits.read_text().replace('rate = "5000/minute"', 'rate = "7000/minute"'))
+        changed.rename(limits)
+        for thread in asking:
+            thread.join()
+    for mine in policies:
+        assert set(mine) <= {old, new}
+        assert mine == [old] * mine.count(old) + [new] * 50
 
 
 def test_limits_hold_together_under_gunicorn(store_name: str, tmp_path: Path) -> None:
