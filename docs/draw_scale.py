@@ -35,6 +35,13 @@ class Axis:
         return math.log(value / self.low) / math.log(self.high / self.low)
 
 
+class Share(Axis):
+    """A linear axis of percentages."""
+
+    def part(self, value: float) -> float:
+        return (value - self.low) / (self.high - self.low)
+
+
 @dataclass(frozen=True)
 class Line:
     points: list[tuple[float, float]]
@@ -96,6 +103,7 @@ def panels(
     return drawing.finish()
 
 
+PERCENTAGES = Share(0, 100, {mark: f"{mark} %" for mark in (0, 25, 50, 75, 100)})
 RATES = Axis(0.01, 1e7, {0.01: "0.01", 1: "1", 100: "100", 10_000: "10 k", 1e6: "1 M"})
 
 
@@ -108,22 +116,30 @@ def pictures(page: str) -> dict[str, str]:
         def lines(hosts: str) -> list[Line]:
             rows = [row for row in by_key if row["hosts"] == hosts]
             rates = [number(row["requests/s of one key"]) for row in rows]
-            strict = [1.0] * len(rates) if heading == "admitted" else rates
-            values = {"strict": strict} | {
-                mode: [number(row[f"{heading}, {mode}"]) for row in rows] for mode in ("leased", "synced")
-            }
+            if heading in ("wait", "lost in the outage"):
+                # Each strict decision is a round trip, and no synced one.
+                strict, synced = [100.0] * len(rates), [0.0] * len(rates)
+            else:
+                strict = [1.0] * len(rates) if heading == "admitted" else rates
+                synced = [number(row[f"{heading}, synced"]) for row in rows]
+            values = {"strict": strict, "leased": [number(row[f"{heading}, leased"]) for row in rows], "synced": synced}
             return [Line(list(zip(rates, values[mode], strict=True)), COLOURS[mode]) for mode in values]
 
         return lines
 
-    def of_fleet(hosts: str) -> list[Line]:
-        lines = []
-        for mode, (keys, more) in itertools.product(COLOURS, (("100 k", ""), ("100 M", 'stroke-dasharray="5 4"'))):
-            rows = [row for row in by_fleet if (row["hosts"], row["keys"]) == (hosts, keys)]
-            points = [(number(row["decisions/s"]), number(row[f"shards, {mode}"])) for row in rows]
-            lines.append(Line(points, COLOURS[mode], more))
+    def of_fleet(heading: str) -> Callable[[str], list[Line]]:
+        def lines(hosts: str) -> list[Line]:
+            found = []
+            for mode, (keys, more) in itertools.product(COLOURS, (("100 k", ""), ("100 M", 'stroke-dasharray="5 4"'))):
+                rows = [row for row in by_fleet if (row["hosts"], row["keys"]) == (hosts, keys)]
+                points = [(number(row["decisions/s"]), number(row[f"{heading}, {mode}"])) for row in rows]
+                found.append(Line(points, COLOURS[mode], more))
+            return found
+
         return lines
 
+    decisions = Axis(1e6, 1e8, {1e6: "1 M", 1e7: "10 M", 1e8: "100 M"})
+    key_counts = "100,000 keys; dashed: 100 million keys"
     return {
         "operations.svg": panels(
             "Operations of Redis a second for one key",
@@ -143,12 +159,37 @@ def pictures(page: str) -> dict[str, str]:
         ),
         "shards.svg": panels(
             "Shards of Redis for a fleet",
-            Axis(1e6, 1e8, {1e6: "1 M", 1e7: "10 M", 1e8: "100 M"}),
+            decisions,
             Axis(1, 1e4, {1: "1", 10: "10", 100: "100", 1000: "1000", 10_000: "10 k"}),
             "decisions a second of the fleet",
             all_hosts,
-            of_fleet,
-            "100,000 keys; dashed: 100 million keys",
+            of_fleet("shards"),
+            key_counts,
+        ),
+        "bytes.svg": panels(
+            "Megabytes a second to and from Redis, of a fleet",
+            decisions,
+            Axis(10, 1e5, {10: "10", 100: "100", 1000: "1000", 10_000: "10 k", 1e5: "100 k"}),
+            "decisions a second of the fleet",
+            all_hosts,
+            of_fleet("MB/s"),
+            key_counts,
+        ),
+        "waits.svg": panels(
+            "Requests that wait for Redis",
+            RATES,
+            PERCENTAGES,
+            "requests a second for that key",
+            all_hosts,
+            of_key("wait"),
+        ),
+        "outage.svg": panels(
+            "Requests that are lost while Redis is away for 10 s",
+            RATES,
+            PERCENTAGES,
+            "requests a second for that key",
+            all_hosts,
+            of_key("lost in the outage"),
         ),
     }
 
