@@ -188,7 +188,7 @@ def _hammer_keys(me: int, meeting: Meeting, name: str, burst: int, stop: SharedN
     return admitted
 
 
-@pytest.mark.parametrize("state", [2**64 - 1, 2**63, 2**62, 2**62 + 12345])
+@pytest.mark.parametrize("state", [2**64 - 1, 2**63, 2**62, 2**62 + 2**48, 2**63 + 12345])
 @pytest.mark.parametrize("ask", ["allow", "hit", "allow_many"])
 def test_a_state_later_than_any_can_be_heals(name: str, ask: str, state: int) -> None:
     decide: dict[str, Callable[[TokenBucket], bool]] = {
