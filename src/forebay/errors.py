@@ -27,6 +27,7 @@ __all__ = [
     "NotAwaited",
     "SegmentBusy",
     "SegmentError",
+    "SegmentMissing",
     "SegmentRemovedWarning",
     "SegmentSizeWarning",
     "SegmentSpaceError",
@@ -176,6 +177,10 @@ class SegmentError(ForebayError):
 
     def __str__(self) -> str:
         return f"{self.path}: found {self.found}, expected {self.expected}; {self.remedy}"
+
+
+class SegmentMissing(SegmentError):
+    """There is no segment at the place, and the call makes none."""
 
 
 class ForeignSegment(SegmentError):

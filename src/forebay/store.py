@@ -6,19 +6,18 @@ import grp
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Final, Literal, Self, cast
 
 from forebay.clock import ManualClock
 from forebay.core.table.segment_view import Segment
 from forebay.core.table.threads import forks, next_generation
-from forebay.errors import SegmentError, StoreClosed, short_repr
+from forebay.errors import SegmentMissing, StoreClosed, short_repr
 from forebay.names import LimiterNames
 from forebay.segment import layout, removal
 from forebay.segment.attachment import Attachment
-from forebay.segment.file import SegmentFile, create_anonymous, open_or_create
-from forebay.segment.limiter_list import labels_of
+from forebay.segment.counts import COUNTERS_BYTES, limiter_stats
+from forebay.segment.file import SegmentFile, create_anonymous, open_existing, open_or_create
 from forebay.segment.sizes import ExtentShape
 from forebay.stats import LimiterStats, StoreStats
 from forebay.store_options import DIRECTORY, check_options, checked_mode, default_path, path_of
@@ -117,6 +116,36 @@ class Store:
         attach(store, "private", None, create_anonymous(keys=keys, clock_kind=_clock_kind(clock)), on_full, clock)
         return store
 
+    @classmethod
+    def attach(
+        cls,
+        name: str | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Attach to the segment of that name, in that directory, or at that path, to look at it and to change states.
+
+        For operators, beside the processes that use the store. Makes nothing: no file, no limiter, no memory of a
+        limiter. Changes no owner and no mode, and waits for no other process. The store has the segment's size and
+        clock. Its limiters are those that the segment has already: make them with the same names and parameters, then
+        ``peek`` and ``reset`` keys as everywhere.
+
+        Root may attach to the store of any user, so nothing keeps that user from changing it: to enforce limits, use
+        ``Store(...)``. A user that may only read the file gets ``stats``, and ``peek`` of limiters without memory of
+        their own; everything else raises ``SegmentError``.
+
+        Raises ``SegmentMissing`` if there is no such file, ``SegmentBusy`` if it is being created, ``ClockMismatch`` if
+        it is of an earlier boot and no process has used it since, and other kinds of ``SegmentError``. A limiter that
+        the segment doesn't have raises ``InvalidLimiter``. Threads, processes, fork: as every store. O(1).
+        """
+        if (name is None) == (path is None):
+            raise ValueError("Store.attach takes a name or a path")
+        target = path_of(name, path, directory)
+        store = cls.__new__(cls)
+        attach(store, name or os.path.basename(target), target, open_existing(target), None, None)
+        return store
+
     @staticmethod
     def unlink(
         name: str | None = None,
@@ -139,7 +168,7 @@ class Store:
         except FileNotFoundError:
             if not missing_ok:
                 remedy = "check the name, or give missing_ok=True if there may be none"
-                raise SegmentError(target, "no such file", "a segment to remove", remedy) from None
+                raise SegmentMissing(target, "no such file", "a segment to remove", remedy) from None
 
     @property
     def closed(self) -> bool:
@@ -188,21 +217,8 @@ class Store:
                 raise StoreClosed(f"{self!r} has no statistics any more")
             size_bytes = self.attachment.file_size()
         self.attachment.name_watch.warn_if_removed(stacklevel=2)
-        by_number: dict[int, LimiterStats] = {}
-        size = layout.COUNTER_LINE.size
-        raw = self.segment.read(layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size)
-        for line, values in enumerate(layout.COUNTER_LINE.iter_unpack(raw)):
-            limiter, _, _, *counts = values
-            number = limiter - 1 if line < layout.OWNED_COUNTER_LINES else line - layout.OWNED_COUNTER_LINES
-            by_number[number] = by_number.get(number, LimiterStats()) + LimiterStats(*counts)
-        listed = self.attachment.limiters()
-        labels = labels_of(listed.values())
-        limiters: dict[str, LimiterStats] = {}
-        for number, limiter in listed.items():
-            counted = replace(by_number[number], algorithm=limiter[1])
-            label = labels[limiter]
-            # Only in a damaged list does a limiter stand twice.
-            limiters[label] = limiters[label] + counted if label in limiters else counted
+        raw = self.segment.read(layout.COUNTERS_OFFSET, COUNTERS_BYTES)
+        limiters = limiter_stats(raw, self.attachment.limiters())
         return StoreStats(keys=self.keys, live_keys=self.segment.count_live(), bytes=size_bytes, limiters=limiters)
 
     def now_ns(self) -> int:
@@ -218,9 +234,9 @@ def attach(
     path: str | None,
     file: SegmentFile,
     on_full: str | None,
-    clock: Literal["monotonic", "time"] | ManualClock,
+    clock: Literal["monotonic", "time"] | ManualClock | None,
 ) -> None:
-    """Map the segment of `file`, and set all attributes of a new store."""
+    """Map the segment of `file`, and set all attributes of a new store. With `clock` None the segment's stays."""
 
     def map_segment(fd: int) -> Segment:
         return Segment(
@@ -232,6 +248,7 @@ def attach(
             clock_kind=file.header.clock_kind,
             hash_key=file.header.hash_key,
             on_full=on_full,
+            is_writable=file.is_writable,
         )
 
     store.name = name
@@ -250,6 +267,7 @@ def clear(store: Store) -> None:
     """Forget all keys and counts of a store, for ``forebay.testing.reset_store``."""
     attachment = store.attachment
     with attachment.lock():
+        attachment.check_writable()
         fd = None if store.closed else attachment.own_file()
         if fd is None:
             raise StoreClosed(f"{store!r} can't be reset by this process")

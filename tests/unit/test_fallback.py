@@ -121,6 +121,7 @@ def test_linux_without_the_compiled_core_is_refused(tmp_path: Path) -> None:
     [
         ("forebay.get_include()", "build native code on Linux"),
         ("import forebay.core; forebay.core._C_API", "the C API needs"),
+        ("forebay.Store.attach('shop')", "each process has stores of its own"),
         ("import forebay.limits", "memory://"),
         ("import forebay.verification", "forebay verify needs"),
         ("from forebay.tuning import comparison", "forebay tune needs"),

@@ -217,7 +217,9 @@ cdef class CellLimiter(Limiter):
 
     cdef bint peek_verdict(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1:
         """Whether the request would be allowed now. Puts the current state in `verdict`."""
-        self.ensure_attached()
+        # A process that may only read the segment has no counter line, so it can't attach.
+        if self.segment.is_writable:
+            self.ensure_attached()
         verdict.full = False
         verdict.tag = tag
         verdict.now_ns = table_now(&self.table)
@@ -233,6 +235,7 @@ cdef class CellLimiter(Limiter):
         cdef bint allowed
         if charge.amount != 0:
             return self.decide(tag, charge, verdict) == ALLOWED
+        self.ensure_attached()
         allowed = self.peek_verdict(tag, charge, verdict)
         self.count(COUNTER_ALLOWED if allowed else COUNTER_DENIED, 1)
         return allowed

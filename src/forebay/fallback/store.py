@@ -12,7 +12,7 @@ from typing import Final, Literal, NoReturn, Self
 
 from forebay import forking
 from forebay.clock import ManualClock
-from forebay.errors import ClockMismatch, SegmentError, SegmentSizeWarning, StoreClosed
+from forebay.errors import ClockMismatch, NeedsCompiledCore, SegmentMissing, SegmentSizeWarning, StoreClosed
 from forebay.fallback.memory import Memory
 from forebay.names import LimiterNames
 from forebay.segment import layout
@@ -96,9 +96,9 @@ class Store:
                 SegmentSizeWarning,
                 stacklevel=2,
             )
-        self.attach(name, memory, on_full, clock)
+        self.take_memory(name, memory, on_full, clock)
 
-    def attach(self, name: str, memory: Memory, on_full: str | None, clock: object) -> None:
+    def take_memory(self, name: str, memory: Memory, on_full: str | None, clock: object) -> None:
         self.name, self.path, self.keys, self.on_full = name, None, memory.keys, on_full
         self.manual_clock = clock if isinstance(clock, ManualClock) else None
         self.names = LimiterNames()
@@ -119,8 +119,22 @@ class Store:
         """A store without a name, which shares its state with no other."""
         check_options(keys, on_full, clock)
         store = cls.__new__(cls)
-        store.attach("private", Memory("private", keys, _clock_kind(clock)), on_full, clock)
+        store.take_memory("private", Memory("private", keys, _clock_kind(clock)), on_full, clock)
         return store
+
+    @classmethod
+    def attach(
+        cls,
+        name: str | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Raises ``NeedsCompiledCore``: no other process's store can be seen from here."""
+        raise NeedsCompiledCore(
+            "Store.attach needs forebay's compiled core, which this process runs without: here each process has stores "
+            "of its own"
+        )
 
     @staticmethod
     def unlink(
@@ -142,7 +156,7 @@ class Store:
             memory = _by_path.pop(target, None)
         if memory is None and not missing_ok:
             remedy = "check the name, or give missing_ok=True if there may be none"
-            raise SegmentError(target, "no such file", "a segment to remove", remedy)
+            raise SegmentMissing(target, "no such file", "a segment to remove", remedy)
 
     @property
     def closed(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Protocol
 from forebay.errors import (
     ClockMismatch,
     DamagedSegment,
+    InvalidLimiter,
     SegmentError,
     SegmentSpaceError,
     StoreClosed,
@@ -19,7 +20,7 @@ from forebay.errors import (
 )
 from forebay.segment import attachment_locks, host_clock, layout, ofd_locks
 from forebay.segment.file import SegmentFile
-from forebay.segment.limiter_list import LIST_BYTES, encode_limiter_name, listed_limiters
+from forebay.segment.limiter_list import ALGORITHM_NAMES, LIST_BYTES, encode_limiter_name, listed_limiters
 from forebay.segment.removal import NameWatch, is_at, unlink
 from forebay.segment.spec import START_AGAIN
 
@@ -78,6 +79,9 @@ class Attachment:
         self._forks = forks
         self._next_generation = next_generation
         self._made_file = file.is_new
+        self._may_grow = file.may_grow
+        self.is_writable = file.is_writable
+        """Whether this process may write to the segment. If not, it may look at states, and has no counter line."""
         self._status = os.fstat(file.fd)
         # By number of forks: the file as this process opened it, with its locks; and whose the counter lines are that
         # it has locked, each a limiter's number and a holder.
@@ -129,6 +133,7 @@ class Attachment:
         """
         with self.lock():
             self.check_open()
+            self.check_writable()
             self._holds += 1
 
     def release(self) -> None:
@@ -169,6 +174,25 @@ class Attachment:
     def check_open(self) -> None:
         if self.closed:
             raise StoreClosed(f"the store {self.label} was closed")
+
+    def check_writable(self) -> None:
+        """Raise if this process may only read the segment."""
+        if not self.is_writable:
+            raise SegmentError(
+                self.label,
+                f"a file that uid {os.geteuid()} may only read",
+                "one that it may write, to decide or to change a key's state",
+                "run as the file's owner or as root; statistics and peek need no more",
+            )
+
+    def refuse_growth(self, what: str) -> None:
+        """Raise if this process adds nothing to the segment, which has no such thing."""
+        if not self._may_grow:
+            known = ", ".join(f"{kind} {name!r}" for name, kind in self.limiters().values())
+            raise InvalidLimiter(
+                f"the store {self.label} has {what}, and Store.attach adds none: it has {known or 'no limiter'}; give "
+                "the name and the parameters that the store's processes give"
+            )
 
     @property
     def is_inherited(self) -> bool:
@@ -227,7 +251,10 @@ class Attachment:
         ``TooManyLimiters``.
         """
         self.check_open()
-        number = self.segment.limiter_number(encode_limiter_name(name), algorithm, add=add)
+        encoded = encode_limiter_name(name)
+        number = self.segment.limiter_number(encoded, algorithm, add=add and self._may_grow)
+        if add and not self._may_grow and number not in self.limiters():
+            self.refuse_growth(f"no {ALGORITHM_NAMES[algorithm]} {name!r}")
         if number < 0:
             raise TooManyLimiters(
                 f"the store {self.label} has all its {layout.LIMITER_CAPACITY} limiters, so there is no place for "
@@ -261,6 +288,7 @@ class Attachment:
         """
         with self.lock():
             self.check_open()
+            self.check_writable()
             self._check_clock()
             line = None if holder is None else self._own_line(number, holder)
         return (line, False) if line is not None else (layout.OWNED_COUNTER_LINES + number, True)

@@ -18,6 +18,7 @@ of the path at which the process attached. The kernel lists the locks of all pro
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import zlib
@@ -28,12 +29,15 @@ from forebay.segment import ofd_locks
 
 __all__ = [
     "attach",
+    "attached_ids",
     "exclude_all",
+    "is_any_attached",
     "is_attached",
     "is_removed_segment_attached",
     "opened_to_map",
     "place_of",
     "place_of_id",
+    "removed_segments",
 ]
 
 FIRST_ID: Final = 2**62  # where no file has bytes
@@ -61,7 +65,8 @@ def opened_to_map(fd: int) -> Iterator[int]:
     """
     opened = None
     with contextlib.suppress(OSError):
-        opened = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        opened = os.open(f"/proc/self/fd/{fd}", access | os.O_CLOEXEC)
     try:
         yield fd if opened is None else opened
     finally:
@@ -80,6 +85,11 @@ def exclude_all(fd: int) -> bool:
     return ofd_locks.try_lock(fd, FIRST_ID, 0)
 
 
+def is_any_attached(fd: int) -> bool:
+    """Whether another process than the one that opened `fd` is attached. Needs only the right to read the file."""
+    return ofd_locks.is_locked(fd, FIRST_ID, 0)
+
+
 def is_attached(fd: int, attachment_id: int) -> bool:
     """Whether another process than the one that opened `fd` holds, or may hold, the lock of that id."""
     return FIRST_ID <= attachment_id < 2 * FIRST_ID and ofd_locks.is_locked(fd, attachment_id, 1)
@@ -87,12 +97,25 @@ def is_attached(fd: int, attachment_id: int) -> bool:
 
 def is_removed_segment_attached(fd: int, place: int) -> bool:
     """Whether a process has another file attached that had the path of `fd`. False if /proc doesn't show it."""
-    status = os.fstat(fd)
+    return bool(removed_segments(os.fstat(fd), place))
+
+
+def removed_segments(status: os.stat_result, place: int) -> set[int]:
+    """The inodes of other files that processes have attached at the place of the file of that status."""
+    return {inode for inode, start in _locks_on(status) if inode != status.st_ino and place_of_id(start) == place}
+
+
+def attached_ids(status: os.stat_result) -> set[int]:
+    """The ids of the processes that have the file of that status attached. Empty if /proc doesn't show them."""
+    return {start for inode, start in _locks_on(status) if inode == status.st_ino and start > FIRST_ID}
+
+
+def _locks_on(status: os.stat_result) -> Iterator[tuple[int, int]]:
+    """The locks on files of the device of that status: an inode and the first byte that is locked."""
     here = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     with contextlib.suppress(OSError), open(LOCKS, encoding="utf-8") as file:
         for line in file:
             *_, where, start, _ = line.split()
             device, _, inode = where.rpartition(":")
-            if device == here and int(inode) != status.st_ino and place_of_id(int(start)) == place:
-                return True
-    return False
+            if device == here:
+                yield int(inode), int(start)

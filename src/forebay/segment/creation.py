@@ -23,7 +23,7 @@ from forebay.segment.mapping import use_huge_pages
 from forebay.segment.removal import is_at, removal_message
 from forebay.segment.spec import START_AGAIN, SegmentSpec
 
-__all__ = ["busy_error", "create", "make_usable", "usable_header"]
+__all__ = ["busy_error", "create", "make_usable", "refuse_unusable", "usable_header"]
 
 MAX_AGE_NS: Final = 2**61
 CLEARED_AT_ONCE: Final = 2**20
@@ -35,6 +35,18 @@ def usable_header(spec: SegmentSpec, fd: int) -> Header | None:
         header = _read_header(spec, fd)
         return None if header.is_of_another_boot(spec) else header
     return None
+
+
+def refuse_unusable(spec: SegmentSpec, fd: int, place: int) -> bool:
+    """For a process that changes no file, in place of ``make_usable``: raise why the segment can't be used as it is."""
+    if _read_header(spec, fd).is_of_another_boot(spec):
+        raise spec.refuse(
+            ClockMismatch,
+            "a segment of an earlier boot",
+            "one of this boot",
+            "start a process that uses the store: its Store gives the segment this boot's clock",
+        )
+    return True
 
 
 def _read_header(spec: SegmentSpec, fd: int) -> Header:

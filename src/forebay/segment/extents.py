@@ -140,8 +140,10 @@ def open_extent(attachment: Attachment, limiter: str, purpose: Purpose, keys: in
                 "a process that has the file open, or may open it",
                 "make the limiter before the worker is forked, gives up its rights or closes its files",
             )
+        attachment.check_writable()
         raw = segment.extent_entry(identity)
         if raw is None:
+            attachment.refuse_growth(f"no memory for limiter {limiter!r} with these parameters")
             raw = _append(attachment, fd, limiter, ExtentEntry(identity, 0, 0, keys, 0, purpose))
         entry = ExtentEntry.unpack(raw)
         number = attachment.limiter_number(limiter, purpose.algorithm, add=False)

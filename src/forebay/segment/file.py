@@ -29,6 +29,9 @@ shows its result. In the second case the attachment lock prevents the exclusion.
 segment for one of another boot, as in a system container with a boot id of its own, is refused. A process that closed
 all descriptors, as daemons do, holds no lock: it counts as not attached, though it goes on with its mapping.
 
+**Attaching without making.** ``open_existing`` reads a ready header of this boot, takes its attachment lock, and reads
+the header again, as above. It makes no transition, and raises where one is needed.
+
 **Crash and stall.** All locks end with their process. A killed creator leaves an unfinished file, which the next
 process creates. A killed rebasing process leaves the header from before or after its one write. A stopped creator or
 rebasing process delays others for ``ofd_locks.TIMEOUT_S``, then they raise ``SegmentBusy``. A process that is stopped
@@ -46,17 +49,20 @@ import fcntl
 import os
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from forebay.errors import SegmentSizeWarning
 from forebay.segment import attachment_locks, ofd_locks, trust
-from forebay.segment.creation import busy_error, create, make_usable, usable_header
+from forebay.segment.creation import busy_error, create, make_usable, refuse_unusable, usable_header
 from forebay.segment.header import Header
 from forebay.segment.opening import open_or_make_empty, opening_error
+from forebay.segment.reading import open_to_write, read_header, spec_to_look
 from forebay.segment.removal import is_at
 from forebay.segment.spec import PRIVATE, SegmentSpec
 
-__all__ = ["SegmentFile", "create_anonymous", "open_or_create"]
+__all__ = ["SegmentFile", "create_anonymous", "open_existing", "open_or_create"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,10 @@ class SegmentFile:
     """The byte that this process has locked: see ``attachment_locks``."""
     is_new: bool = False
     """Whether this process made the file."""
+    may_grow: bool = True
+    """Whether this process may add limiters and extents."""
+    is_writable: bool = True
+    """Whether this process may write at all."""
 
     @classmethod
     def of(cls, spec: SegmentSpec, fd: int, header: Header, attachment_id: int) -> SegmentFile:
@@ -98,7 +108,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
         try:
             if not is_new:
                 trust.check_file(spec, fd)
-            file = _attach(spec, fd)
+            file = _attach(spec, fd, partial(make_usable, spec, fd))
             if file is None:
                 _close(fd)
             elif file.header.advertised_keys != keys:
@@ -119,14 +129,45 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
     return file
 
 
-def _attach(spec: SegmentSpec, fd: int) -> SegmentFile | None:
-    """Attach this process; make the segment usable first if needed. None if the path now leads elsewhere."""
+def open_existing(path: str) -> SegmentFile:
+    """Attach to the segment at the path as it is, for a process that only looks and changes states.
+
+    Raises ``SegmentMissing`` if there is none, and for one that isn't ready for a process of this boot. Takes one lock:
+    the attachment lock. Root may open the file of any user, and any user a file that it may only read.
+    """
+    while True:
+        spec = spec_to_look(path)
+        fd, is_writable = open_to_write(spec)
+        try:
+            if is_writable:
+                spec = trust.trusting_its_users(spec, fd)
+                trust.check_file(spec, fd, of_any_owner=os.geteuid() == 0)
+            header = read_header(spec, fd)
+            spec = replace(spec, clock_kind=header.clock_kind)
+            file = _attach(spec, fd, partial(refuse_unusable, spec, fd))
+            if file is not None:
+                return replace(file, may_grow=False, is_writable=is_writable)
+            _close(fd)
+        except OSError as error:
+            _close(fd)
+            raise opening_error(spec, error) from None
+        except BaseException:
+            _close(fd)
+            raise
+
+
+def _attach(spec: SegmentSpec, fd: int, make_usable: Callable[[int], bool]) -> SegmentFile | None:
+    """Attach this process. None if the path now leads elsewhere.
+
+    If the segment isn't usable, `make_usable` makes it so first, or raises. It gets the segment's place, and returns
+    False if the path leads elsewhere.
+    """
     place = attachment_locks.place_of(spec.path)
     deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + ofd_locks.TIMEOUT_S
     while True:
         header = usable_header(spec, fd)
         if header is None:
-            if not make_usable(spec, fd, place):
+            if not make_usable(place):
                 return None
             continue
         attachment_id = attachment_locks.attach(fd, place)

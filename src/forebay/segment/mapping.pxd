@@ -7,4 +7,4 @@ cdef class HeldBytes:
     cdef uint64_t size
 
 
-cdef char* map_aligned(int fd, size_t size) except NULL
+cdef char* map_aligned(int fd, size_t size, bint is_writable) except NULL

@@ -47,16 +47,17 @@ cdef class HeldBytes:
         PyBuffer_Release(&self.buffer)
 
 
-cdef char* map_aligned(int fd, size_t size) except NULL:
+cdef char* map_aligned(int fd, size_t size, bint is_writable) except NULL:
     """Map a file at a multiple of the huge page size, so that the kernel can map its huge pages."""
     cdef void* reserved = mmap(
         NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
     cdef size_t before, end
+    cdef int protection = PROT_READ | (PROT_WRITE if is_writable else 0)
     cdef void* address
     if reserved == MAP_FAILED:
         raise OSError(errno, f"cannot map a segment of {size} bytes")
     before = (HUGE_PAGE - <size_t>reserved % HUGE_PAGE) % HUGE_PAGE
-    address = mmap(<char*>reserved + before, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+    address = mmap(<char*>reserved + before, size, protection, MAP_SHARED | MAP_FIXED, fd, 0)
     if address == MAP_FAILED:
         munmap(reserved, size + HUGE_PAGE)
         raise OSError(errno, f"cannot map a segment of {size} bytes")
@@ -82,7 +83,7 @@ def use_huge_pages(int fd, size_t size):
         refusal = posix_fallocate(fd, start, 1)
         if refusal != 0:
             raise OSError(refusal, "no space for a page")
-    address = map_aligned(fd, size)
+    address = map_aligned(fd, size, True)
     with nogil:
         madvise(address, size // HUGE_PAGE * HUGE_PAGE, MADV_COLLAPSE)
         munmap(address, size)

@@ -6,12 +6,13 @@ import contextlib
 import os
 import stat
 import struct
+from dataclasses import replace
 from typing import Final
 
 from forebay.errors import ForeignSegment, UntrustedSegment
 from forebay.segment.spec import SegmentSpec
 
-__all__ = ["check_directory", "check_file", "private_directory_hint"]
+__all__ = ["check_directory", "check_file", "private_directory_hint", "trusting_its_users"]
 
 MOUNTS: Final = "/proc/self/mountinfo"
 ACL: Final = "system.posix_acl_access"
@@ -83,7 +84,16 @@ def _acl_lets_others_write(spec: SegmentSpec, file: int | str) -> bool:
     )
 
 
-def check_file(spec: SegmentSpec, fd: int) -> None:
+def trusting_its_users(spec: SegmentSpec, fd: int) -> SegmentSpec:
+    """The spec of an operator, who trusts the group that shares the file if this user is in it. Root trusts any."""
+    status = os.fstat(fd)
+    is_trusted = os.geteuid() == 0 or status.st_gid in (os.getegid(), *os.getgroups())
+    if status.st_mode & 0o020 and is_trusted:
+        return replace(spec, mode=0o660, gid=status.st_gid)
+    return spec
+
+
+def check_file(spec: SegmentSpec, fd: int, *, of_any_owner: bool = False) -> None:
     """Raise for a file that isn't regular, that others may write, or that another user owns."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -100,7 +110,7 @@ def check_file(spec: SegmentSpec, fd: int) -> None:
             + (f", or for group {spec.gid}" if spec.trusts_group else ""),
             (_acl_remedy(spec) if has_acl else remedy) + private_directory_hint(spec),
         )
-    if status.st_uid not in (os.geteuid(), 0) and not group_is_trusted:
+    if status.st_uid not in (os.geteuid(), 0) and not group_is_trusted and not of_any_owner:
         raise spec.refuse(
             UntrustedSegment,
             f"a file of uid {status.st_uid}",

@@ -12,9 +12,10 @@ from forebay.rate import MAX_PERIOD_NS
 from forebay.segment import layout
 from forebay.segment.extents import Purpose
 from forebay.segment.limiter_list import ALGORITHM_NAMES
+from forebay.segment.reading import LOOKS, PAUSE_S
 from forebay.segment.sizes import CELLS_PER_GROUP
 from forebay.verification.extent_list import KnownExtent
-from forebay.verification.findings import LOOKS, PAUSE_S, Findings
+from forebay.verification.findings import Findings
 from forebay.verification.mapped_segment import MEANWHILE_NS, MappedSegment
 from forebay.verification.problems import described
 from forebay.verification.report import Part

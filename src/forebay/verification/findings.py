@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["LOOKS", "PAUSE_S", "Finding", "Findings", "damage", "note"]
+from forebay.segment.reading import LOOKS, PAUSE_S
 
-LOOKS: Final = 3  # after the first one
-PAUSE_S: Final = 0.002
+__all__ = ["Finding", "Findings", "damage", "note"]
+
 MOST_FINDINGS: Final = 1000
 
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
 from forebay.core.audit import LATEST_NS
-from forebay.errors import ForeignSegment, SegmentBusy, SegmentError
-from forebay.segment import host_clock, layout
-from forebay.segment.header import Header, check_consistency, check_identity, is_unfinished
-from forebay.segment.opening import opening_error
-from forebay.segment.spec import SegmentSpec
+from forebay.segment import attachment_locks, host_clock, layout
+from forebay.segment.reading import open_to_read, read_header, spec_to_look
 from forebay.store import default_path
-from forebay.verification.findings import LOOKS, PAUSE_S
 
 __all__ = ["MEANWHILE_NS", "MappedSegment"]
 
@@ -32,14 +26,12 @@ class MappedSegment:
         path = os.fspath(name_or_path)
         if isinstance(name_or_path, str) and "/" not in path:
             path = default_path(path)
-        spec = SegmentSpec.for_this_process(
-            os.path.abspath(path), keys=0, clock_kind=layout.CLOCK_MONOTONIC, mode=0o600, gid=os.getegid()
-        )
+        spec = spec_to_look(path)
         self.path: Final = spec.path
         self._offset_ns: Final = spec.offset_ns
-        self._fd = _open(spec)
+        self._fd = open_to_read(spec)
         try:
-            self.header: Final = _read_header(spec, self._fd)
+            self.header: Final = read_header(spec, self._fd)
             self.memory = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
         except BaseException:
             os.close(self._fd)
@@ -61,6 +53,10 @@ class MappedSegment:
         if os.fstat(self._fd).st_size > len(self.memory):
             before, self.memory = self.memory, mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
             before.close()
+
+    def is_any_attached(self) -> bool:
+        """Whether a process has the segment attached. One that closed all its files isn't seen."""
+        return attachment_locks.is_any_attached(self._fd)
 
     def u64(self, offset: int) -> int:
         return int.from_bytes(self.memory[offset : offset + 8], "little")
@@ -90,40 +86,3 @@ class MappedSegment:
         if not self.is_monotonic:
             return LATEST_NS
         return min(LATEST_NS, self.now_ns() + ahead_ns + MEANWHILE_NS)
-
-
-def _open(spec: SegmentSpec) -> int:
-    try:
-        fd = os.open(spec.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise spec.refuse(SegmentError, "no such file", "a segment", "check the name; `ls /dev/shm`") from None
-    except OSError as error:
-        raise opening_error(spec, error) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise spec.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
-    return fd
-
-
-def _read_header(spec: SegmentSpec, fd: int) -> Header:
-    for look in range(LOOKS + 1):
-        raw = os.pread(fd, layout.HEADER.size, 0)
-        try:
-            check_identity(spec, raw)
-            if is_unfinished(raw):
-                raise spec.refuse(
-                    SegmentBusy,
-                    "a segment that is being created, or whose creator was killed",
-                    "one that is ready",
-                    "try again; if this persists, the next Store of that name creates it again",
-                )
-            # Any clock will do: no limiter uses this mapping.
-            kind = int.from_bytes(raw[layout.HEADER_CLOCK_KIND : layout.HEADER_CLOCK_KIND + 4], "little")
-            of_its_clock = replace(spec, clock_kind=kind)
-            return check_consistency(of_its_clock, raw, os.fstat(fd).st_size)
-        except SegmentError:
-            # A process may be creating it, or rebasing it to this boot.
-            if look == LOOKS:
-                raise
-            time.sleep(PAUSE_S)
-    raise AssertionError

@@ -29,6 +29,7 @@ cdef class Segment:
     cdef const uint64_t* forks           # how many lie between the import of forebay and this process
     cdef uint64_t closed                 # whether its store was closed, for threads without the GIL
     cdef readonly uint64_t wall_epoch_ns  # the wall clock at segment time 0
+    cdef readonly bint is_writable       # else the memory is mapped read-only: a write would end the process
     cdef readonly bint follows_python    # the clock is Python's time.time
     cdef public uint64_t name_check_due_ns  # by the host's coarse clock: when a limiter next checks the file's name
 

@@ -105,12 +105,13 @@ cdef class Segment:
 
     def __cinit__(
         self, int fd, *, size_t size, uint64_t group_count, uint64_t epoch_ns, uint64_t wall_epoch_ns, int clock_kind,
-        tuple hash_key, object on_full,
+        tuple hash_key, object on_full, bint is_writable,
     ):
         if size != layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES:
             raise ValueError(f"{size} bytes do not hold {group_count} groups")
-        self.base = map_aligned(fd, size)
+        self.base = map_aligned(fd, size, is_writable)
         self.size = size
+        self.is_writable = is_writable
         self.table.cells = <ForebayCell*>(self.base + <size_t>layout.TABLE_OFFSET)
         self.table.group_count = group_count
         self.table.epoch_ns = epoch_ns
@@ -135,8 +136,10 @@ cdef class Segment:
         store_release(&self.closed, 1)
 
     cdef int follow_python(self) except -1:
-        """Advance the segment's time to ``time.time()``, if that is later."""
+        """Advance the segment's time to ``time.time()``, if that is later and this process may write."""
         cdef uint64_t python_ns, seen_ns
+        if not self.is_writable:
+            return 0
         seconds = time.time()
         if not 0 <= seconds <= LAST_PYTHON_S:
             raise ValueError(f"time.time() says {seconds!r}: a segment's time is from 1970 to 2086")
