@@ -24,8 +24,9 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         *("unit/test_native_threads.py", "unit/test_stopped_threads.py"),
     ),
     "the forebay command, which runs the compiled core": (
-        *("unit/test_cli_bench.py", "unit/test_cli_tune.py", "unit/test_cli_verify.py", "unit/test_tune_json.py"),
-        *("unit/test_tune_readers.py", "unit/test_tune_replay.py"),
+        *("unit/test_cli_bench.py", "unit/test_cli_doctor.py", "unit/test_cli_show.py", "unit/test_cli_stores.py"),
+        *("unit/test_cli_tune.py", "unit/test_cli_verify.py", "unit/test_tune_json.py", "unit/test_tune_readers.py"),
+        "unit/test_tune_replay.py",
     ),
     "segments: their files, bytes and checks": (
         *("unit/test_counter_lines.py", "unit/test_free_space.py", "unit/test_removal.py", "unit/test_verification.py"),

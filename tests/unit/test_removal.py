@@ -21,6 +21,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.clock import ManualClock
+from forebay.segment import removal
 
 REMOVED = "was removed while processes use it"
 
@@ -288,3 +289,27 @@ def test_a_new_file_is_removed_only_while_no_other_store_is_attached(store_name:
         assert not path.exists()
     with Store.private(keys=100) as private:
         assert not private.attachment.remove_if_new()
+
+
+def test_segment_in_use_is_not_unlinked_as_unused(store_name: str) -> None:
+    """Also if the other process attaches after the last look at it."""
+    with Store(store_name, keys=1000) as store:
+        path = store.path or ""
+        assert not removal.unlink_unused(path)
+        assert os.path.exists(path)
+    assert removal.unlink_unused(path)
+    assert not os.path.exists(path)
+    with pytest.raises(FileNotFoundError):
+        removal.unlink_unused(path)
+
+
+def test_foreign_file_is_not_unlinked_as_unused(tmp_path: Path) -> None:
+    file = tmp_path / "forebay-shop"
+    file.write_text("another program's")
+    with pytest.raises(ForeignSegment):
+        removal.unlink_unused(str(file))
+    file.unlink()
+    file.symlink_to("/etc/passwd")
+    with pytest.raises(ForeignSegment):
+        removal.unlink_unused(str(file))
+    assert file.is_symlink()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Final
 
 from forebay.extras import Needs
 
 with Needs("cli", __name__):
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Table
 
-__all__ = ["consoles", "printable", "progress_on"]
+from forebay.errors import ForebayError
+
+__all__ = ["consoles", "counted", "plain_table", "print_json", "printable", "progress_on", "refusals"]
+
+VERSION: Final = 1
 
 
 def consoles() -> tuple[Console, Console]:
@@ -24,6 +32,37 @@ def consoles() -> tuple[Console, Console]:
 def printable(text: str) -> str:
     """Escape what would move a terminal's cursor or change its colours, as ``repr`` does."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def plain_table(first: str, *headings: str) -> Table:
+    """A table without lines, whose first column is text and whose others are numbers or short words."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def print_json(**document: Any) -> None:
+    """Print a document of this version of the format."""
+    print(json.dumps({"version": VERSION, **document}, indent=1))
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Exit with 2 and print the reason if a command can't do its work."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (ForebayError, ImportError, OSError, ValueError) as error:
+        # An OSError, too: a directory that can't be read, or an output that takes nothing.
+        consoles()[1].print(printable(str(error)))
+        sys.exit(2)
+
+
+def counted(number: int, what: str, plural: str = "") -> str:
+    """The number of things of a kind, for a sentence."""
+    return f"{number:,} {what if number == 1 else plural or f'{what}s'}"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ with Needs("cli", __name__):
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.table import Table
 
-from forebay.cli.printing import consoles, printable
+from forebay.cli.printing import consoles, counted, printable
 from forebay.errors import ForebayError
 from forebay.verification import Report, verify
 
@@ -76,9 +76,5 @@ def _print(report: Report, console: Console) -> None:
         console.print(printable(str(finding)), soft_wrap=True)
     if len(findings) > SHOWN:
         console.print(f"... and {len(findings) - SHOWN} more")
-    verdict = "sound" if report.sound else f"damaged: {_count(len(report.damage), 'finding')}"
-    console.print(verdict, f"({_count(len(report.limiters), 'limiter')})")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    verdict = "sound" if report.sound else f"damaged: {counted(len(report.damage), 'finding')}"
+    console.print(verdict, f"({counted(len(report.limiters), 'limiter')})")

@@ -55,7 +55,7 @@ with Needs("rules", __name__):
     import msgspec
     from msgspec import UNSET
 
-__all__ = ["BuiltRule", "build", "make_limiter", "parameters_of"]
+__all__ = ["BuiltRule", "build", "client_of", "make_limiter", "parameters_of"]
 
 _KINDS: Final[Mapping[type, Any]] = {
     model.TokenBucketLimit: TokenBucket,
@@ -161,7 +161,7 @@ class _Builder:
     def _make_client(self) -> None:
         if self._file.client is not UNSET:
             try:
-                self._client = ClientAddress(**_given(self._file.client))
+                self._client = client_of(self._file)
             except InvalidLimiter as error:
                 self._refuse_word(("client",), error)
 
@@ -435,6 +435,11 @@ class _Builder:
             elif name not in named:
                 reason = f"no rule's tier or except_tier is about {short_repr(name)}: name it, or leave it out"
                 self._refuse(("tiers", number), reason)
+
+
+def client_of(file: RuleFile) -> ClientAddress:
+    """The clients' addresses of a file. Raises ``InvalidLimiter``."""
+    return ClientAddress() if file.client is UNSET else ClientAddress(**_given(file.client))
 
 
 def _given(struct: Any, *words: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Final
 from forebay.segment.kernel_files import read_kernel_file
 from forebay.segment.mapping import is_in_memory
 
-__all__ = ["is_shortage", "refuse_what_does_not_fit", "shortage"]
+__all__ = ["first_numbers", "is_shortage", "memory_limits", "refuse_what_does_not_fit", "shortage"]
 
 SHARED_MEMORY: Final = "/dev/shm/"
 PROC: Final = Path("/proc")
@@ -85,15 +85,23 @@ def _bytes_available(fd: int) -> int | None:
         return None
     sizes = []
     with suppress(OSError, ValueError, KeyError):
-        sizes.append(_numbers(PROC / "meminfo")["MemAvailable:"] * 1024)
+        sizes.append(first_numbers(PROC / "meminfo")["MemAvailable:"] * 1024)
+    sizes += [max(most - used, 0) for _, most, used in memory_limits()]
+    return min(sizes, default=None)
+
+
+def memory_limits() -> list[tuple[Path, int, int]]:
+    """The control groups (version 2) of this process that have a memory limit: each with the limit, and the bytes in
+    use that the kernel can't drop."""
+    limits = []
     for group in _control_groups():
         with suppress(OSError, ValueError, KeyError):
             most = int(read_kernel_file(group / "memory.max"))  # "max", if there is no limit, is a ValueError
-            numbers = _numbers(group / "memory.stat")
+            numbers = first_numbers(group / "memory.stat")
             # The kernel drops cached files before it ends a process.
             used = int(read_kernel_file(group / "memory.current")) - numbers["active_file"] - numbers["inactive_file"]
-            sizes.append(max(most - used, 0))
-    return min(sizes, default=None)
+            limits.append((group, most, used))
+    return limits
 
 
 def _control_groups() -> list[Path]:
@@ -106,6 +114,6 @@ def _control_groups() -> list[Path]:
     return []
 
 
-def _numbers(file: Path) -> dict[str, int]:
+def first_numbers(file: Path) -> dict[str, int]:
     """The first number of each line, by the line's first word."""
     return {words[0]: int(words[1]) for words in map(str.split, read_kernel_file(file).decode().splitlines())}

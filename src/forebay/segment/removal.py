@@ -13,9 +13,10 @@ from typing import Final
 
 from forebay.alive import alive_in
 from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
+from forebay.segment import attachment_locks
 from forebay.segment.header import MAGIC, is_foreign
 
-__all__ = ["RULES", "NameWatch", "is_at", "removal_message", "unlink"]
+__all__ = ["RULES", "NameWatch", "is_at", "removal_message", "unlink", "unlink_unused"]
 
 RULES: Final = ".rules-"
 """What the names of the files of a segment's live rules have behind that of its own file."""
@@ -130,6 +131,24 @@ def unlink(path: str) -> None:
             os.unlink(rules)
     for watch in alive_in(_watches):
         watch.expect_removal(status)
+
+
+def unlink_unused(path: str) -> bool:
+    """``unlink``, unless a process is attached. Whether the file was removed. No process attaches in between."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        unlink(path)  # no segment, which it refuses, or one of a user whose processes this one can't exclude
+        return True
+    try:
+        if not attachment_locks.exclude_all(fd):
+            return False
+        unlink(path)
+        return True
+    finally:
+        os.close(fd)
 
 
 def _check_is_segment(path: str) -> os.stat_result:

@@ -1,0 +1,133 @@
+"""``forebay ban`` and ``forebay unban``: the bans of web rules, from outside."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from forebay.extras import Needs
+
+with Needs("cli", __name__):
+    import click
+
+from forebay.cli.keys import key_of, key_options
+from forebay.cli.options import as_json_option, directory_option, store_argument
+from forebay.cli.printing import consoles, print_json, printable, refusals
+from forebay.cli.states import seconds_text
+from forebay.cli.survey import path_of_store
+from forebay.core.kinds import MinInterval
+from forebay.errors import ForebayError, InvalidLimiter, InvalidRate
+from forebay.rate import as_period_ns
+from forebay.store import Store
+
+__all__ = ["ban_command", "unban_command"]
+
+ENDING: Final = " bans"
+ATTEMPTS: Final = 100
+
+ban_option = click.option("--ban", "ban", metavar="NAME", help="The Ban's name; needed if the store has several.")
+
+
+def _duration(text: str) -> str:
+    try:
+        as_period_ns(text)
+    except InvalidRate as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+@click.command("ban", short_help="Ban a key for a while.")
+@store_argument()
+@key_options
+@click.option("--for", "lasts", type=_duration, metavar="TIME", required=True, help='Such as "10 minutes".')
+@ban_option
+@directory_option
+@as_json_option
+def ban_command(
+    name: str,
+    key: str | None,
+    kind: str | None,
+    parts: tuple[tuple[str, str], ...],
+    lasts: str,
+    ban: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """Ban KEY for some TIME from now on, in a Ban of web rules that is kept in the store NAME.
+
+    A ban that the key has already is replaced by this one. The store must have the Ban: the application makes it. A
+    NAME with a slash is a file's path. Exits with 0, or with 2 if the key can't be banned.
+    """
+    with refusals():
+        wanted = key_of(key, kind, parts)
+        with Store.attach(path=path_of_store(name, directory)) as store:
+            named, bans = _bans(store, ban, lasts)
+            for _ in range(ATTEMPTS):
+                bans.reset(wanted)
+                decision = bans.hit(wanted)
+                if decision.allowed:
+                    break
+                if decision.full:
+                    raise ForebayError(f"{store.path} has no room for the key: make the store larger")
+            else:
+                raise ForebayError(f"other processes ban the key {wanted!r} again and again: try once more")
+            seconds = bans.peek(wanted).retry_after
+        _report(name, named, wanted, as_json, seconds)
+
+
+@click.command("unban", short_help="End a key's ban.")
+@store_argument()
+@key_options
+@ban_option
+@directory_option
+@as_json_option
+def unban_command(
+    name: str,
+    key: str | None,
+    kind: str | None,
+    parts: tuple[tuple[str, str], ...],
+    ban: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """End the ban of KEY, in a Ban of web rules that is kept in the store NAME.
+
+    Denials that count towards a next ban are not forgotten; a ban begins without any. A NAME with a slash is a file's
+    path. Exits with 0, with 1 if the key was not banned, with 2 if the store can't be changed.
+    """
+    with refusals():
+        wanted = key_of(key, kind, parts)
+        with Store.attach(path=path_of_store(name, directory)) as store:
+            named, bans = _bans(store, ban, "1 second")
+            was_banned = not bans.peek(wanted).allowed
+            bans.reset(wanted)
+        _report(name, named, wanted, as_json, 0.0, was_banned)
+        sys.exit(0 if was_banned else 1)
+
+
+def _bans(store: Store, ban: str | None, lasts: str) -> tuple[str, Any]:
+    """The name of a Ban of the store, and its limiter for bans that last so long. Raises ``InvalidLimiter``."""
+    # See forebay.web.bans: a ban is a minimum interval, whose state is the time at which the ban ends.
+    listed = list(store.attachment.limiters().values())
+    known = [
+        name.removesuffix(ENDING)
+        for name, algorithm in listed
+        if algorithm == "MinInterval"
+        and name.endswith(ENDING)
+        and (f"{name.removesuffix(ENDING)} denials", "FixedWindow") in listed
+    ]
+    if ban is None and len(known) == 1:
+        ban = known[0]
+    if ban not in known:
+        names = ", ".join(map(repr, known)) or "none"
+        what = "name one of its bans by --ban" if ban is None else f"there is no Ban {ban!r}"
+        raise InvalidLimiter(f"{store.path}: {what}; its bans: {names}")
+    return ban, MinInterval(store, f"{ban}{ENDING}", lasts)
+
+
+def _report(name: str, ban: str, key: object, as_json: bool, seconds: float, was_banned: bool = True) -> None:
+    if as_json:
+        print_json(store=name, ban=ban, key=repr(key), banned_for=seconds, was_banned=was_banned)
+        return
+    what = f"is banned for {seconds_text(seconds)}" if seconds else "is unbanned" if was_banned else "was not banned"
+    consoles()[0].print(printable(f"{ban}: {key!r} {what}"), soft_wrap=True)
