@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from process_helpers import FREE_USER, Crew, SharedNumbers, path_of, wait_until
 
-from forebay import BucketedWindow, Store, TokenBucket
+from forebay import BucketedWindow, Concurrency, Store, TokenBucket
 from forebay.cli import diagnosis
 from forebay.cli.commands import forebay
 from forebay.segment import free_space, host_clock
@@ -228,3 +228,10 @@ def test_doctor_prints_literally(directory: Path) -> None:
 def test_doctor_of_all_stores_sees_those_in_memory(name: str) -> None:
     with Store(name, keys=1000):
         assert path_of(name) in [one["where"] for one in findings()]
+
+
+def test_a_limiter_for_one_key_is_never_too_full(directory: Path) -> None:
+    with Store("shop", keys=1000, directory=directory) as store:
+        held = Concurrency(store, "everyone", 5, keys=1).acquire("everyone")
+        assert held
+        assert not [one for one in findings("shop", "--directory", directory) if "of its own memory" in one["found"]]

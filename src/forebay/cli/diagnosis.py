@@ -177,7 +177,8 @@ def _of_counts(seen: Seen) -> Iterator[Finding]:
                 remedy = "more keys=, of the store or of a limiter with memory of its own; on floods see operations"
                 yield problem(f"{seen.path}, limiter {label!r}", f"{number:,} {what}, as it was full", remedy)
     for memory in counts.memories:
-        if memory.live_keys >= NEARLY * memory.keys:
+        # One that is for a single key, as a shedder's, is never fuller than that; more keys find no room, as above.
+        if memory.keys > 1 and memory.live_keys >= NEARLY * memory.keys:
             where = f"{seen.path}, limiter {memory.limiter!r}"
             found = f"{memory.live_keys:,} of the {memory.keys:,} keys of its own memory live"
             yield problem(where, found, "stop its users, remove the store, and give the limiter a larger keys=")

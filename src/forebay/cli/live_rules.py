@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC
@@ -120,20 +119,13 @@ def _run(work: Callable[[], str]) -> None:
 def _status(name: str | None, path: Path | None) -> dict[str, Any]:
     from forebay.rules.live.loader import read_note
     from forebay.rules.live.publication import Board, UnreadableRules
-    from forebay.segment import layout
-    from forebay.segment.header import Header
-    from forebay.store import Store, default_path
+    from forebay.store import Store
 
-    where = default_path(name) if path is None else os.path.abspath(path)
-    with open(where, "rb") as file:
-        raw = file.read(layout.HEADER.size)
-    if len(raw) < layout.HEADER.size:
-        raise UnreadableRules(f"{where} is no segment")
-    with Store("status", keys=Header.unpack(raw).advertised_keys, path=where) as store:
+    with Store.attach(name, path=path) as store:
         board = Board(store)
         version = board.version
         if not version:
-            raise UnreadableRules(f"{where} has no live rules")
+            raise UnreadableRules(f"{store.path} has no live rules")
         published = board.read(version)
         note, checked_ago = read_note(board)
         counted = store.stats().limiters
