@@ -19,6 +19,7 @@ from forebay import InvalidLimiter, Store
 from forebay.cli.rules import command
 from forebay.redis import RedisStore
 from forebay.rules import LiveRules, RedisSource, Source, SqlSource
+from forebay.rules.live.sources import SourceGone
 
 NEVER = "10 hours"
 MakeSource = Callable[[], Source]
@@ -145,6 +146,14 @@ def test_yaml_in_a_row(tmp_path: Path, store: Store) -> None:
     with LiveRules(source, store=store, interval=NEVER) as live:
         assert policy(Site("wsgi", live)) == '"api";q=5;w=3600'
         assert source.name == "forebay_rules:shop.yaml"
+
+
+def test_a_missing_table_is_named_with_its_remedy(tmp_path: Path) -> None:
+    source = SqlSource(f"sqlite:///{tmp_path}/rules.db", table="limits")
+    with pytest.raises(SourceGone, match=r"no SQL table 'limits': make it by create_table\(\)"):
+        source.read()
+    with pytest.raises(SourceGone, match=r"no SQL table 'limits': make it by create_table\(\)"):
+        source.write(of_rate(5))
 
 
 def test_limits_over_redis_need_a_store_for_the_version(server: RedisServer, store: Store) -> None:

@@ -195,7 +195,10 @@ def test_status_shows_the_rules_of_a_store(tmp_path: Path) -> None:
             assert run("status", "--path", tmp_path / "none").exit_code == 2
             return
         result = run("status", "--path", store.path)
-        assert (result.exit_code, result.stderr) == (2, f"{store.path} has no live rules\n")
+        assert (result.exit_code, result.stderr) == (
+            2,
+            f"{store.path} has no live rules: an application gives them, by LiveRules over this store\n",
+        )
         source = TextSource(FILE + "shadow = true\n")
         with LiveRules(source, store=store, interval=NEVER) as live:
             site = Site("wsgi", live)
@@ -217,7 +220,8 @@ def test_status_shows_the_rules_of_a_store(tmp_path: Path) -> None:
             assert document["limits"] == {"api": {"allowed": 5, "denied": 2}}
             assert document["rules_version"] == 1
     assert run("status").exit_code == 2
-    assert run("status", "--path", tmp_path / "none").exit_code == 2
+    result = run("status", "--path", tmp_path / "none")
+    assert (result.exit_code, result.stderr.startswith(f"{tmp_path / 'none'}: found no such file")) == (2, True)
 
 
 def test_publish_checks_first(tmp_path: Path) -> None:
@@ -226,6 +230,12 @@ def test_publish_checks_first(tmp_path: Path) -> None:
     file.write_text("nonsense")
     assert run("publish", file, target).exit_code == 1
     assert target.read_text() == FILE
+    file.write_text(FILE.replace("version = 1", 'version = 1\nstore = "shm:///shop?keys=100"'))
+    result = run("publish", file, target)
+    assert (result.exit_code, "leave the word out" in result.stderr) == (1, True)
+    assert target.read_text() == FILE
+    file.write_text(FILE.replace("rate = ", "rat = ").replace("fixed-window", "fixed-windo"))
+    assert "\\n" not in run("publish", file, target).stderr
     file.write_text(FILE.replace("5/", "6/"))
     assert run("publish", file, target).exit_code == 0
     assert target.read_text() == FILE.replace("5/", "6/")

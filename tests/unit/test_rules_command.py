@@ -139,7 +139,7 @@ def test_explain_names_each_reason(file: Path) -> None:
         (["no path"], "a REQUEST is such as \"POST /login\", not 'no path'"),
         (["/", "--header", "X"], "a header is such as 'X-API-Key: secret', not 'X'"),
         (["/a", "--client", "here"], "--client is an address such as 192.0.2.1, not 'here'"),
-        (["/a"], "the server reports no address of its peer"),
+        (["/a"], "the rules need the client's address: give --client, such as --client 192.0.2.1"),
     ],
 )
 def test_request_that_cannot_be_explained_is_refused(file: Path, arguments: list[str], message: str) -> None:

@@ -52,7 +52,8 @@ def status_command(name: str | None, path: Path | None, as_json: bool) -> None:
         for limit, counts in status["limits"].items():
             say(printable(f"  {limit}: allowed: {counts['allowed']}, denied: {counts['denied']}"))
         if status["error"]:
-            say(printable(f"the last good rules are in force: {status['error']}"))
+            for line in f"the last good rules are in force: {status['error']}".split("\n"):
+                say(printable(line))
     sys.exit(1 if status["error"] else 0)
 
 
@@ -69,10 +70,11 @@ def publish_command(file: Path, source: str) -> None:
     def publish() -> str:
         from forebay.rules.keys import Functions
         from forebay.rules.live.sources import source_at
-        from forebay.rules.loading import check
+        from forebay.rules.live.version import checked_document
 
         document = file.read_bytes()
-        check(str(file), document, Functions(lambda request: ""))
+        # As the applications check it: a document that they would refuse reaches no source.
+        checked_document(str(file), document, Functions(lambda request: ""))
         target = source_at(source)
         target.write(document)
         return f"{target.label} has {file}"
@@ -108,7 +110,8 @@ def _run(work: Callable[[], str]) -> None:
     try:
         console.print(printable(work()), soft_wrap=True)
     except InvalidRuleFile as error:
-        errors.print(printable(str(error)))
+        for line in str(error).split("\n"):
+            errors.print(printable(line))
         sys.exit(1)
     except Exception as error:
         # A driver raises errors of its own.
@@ -125,7 +128,9 @@ def _status(name: str | None, path: Path | None) -> dict[str, Any]:
         board = Board(store)
         version = board.version
         if not version:
-            raise UnreadableRules(f"{store.path} has no live rules")
+            raise UnreadableRules(
+                f"{store.path} has no live rules: an application gives them, by LiveRules over this store"
+            )
         published = board.read(version)
         note, checked_ago = read_note(board)
         counted = store.stats().limiters

@@ -103,6 +103,8 @@ def explain_command(
     Charges nothing, and opens no store. Exits with 0, with 1 if the file has problems, with 2 if the request can't be
     explained.
     """
+    from forebay.web.client import UnknownPeer
+
     console, errors = consoles()
     try:
         from forebay.rules.explanation import explain
@@ -113,8 +115,12 @@ def explain_command(
         asked = _request(request, client, headers)
         explained = explain(built, asked)
     except InvalidRuleFile as error:
-        errors.print(printable(str(error)))
+        for line in str(error).split("\n"):
+            errors.print(printable(line))
         sys.exit(1)
+    except UnknownPeer:
+        errors.print("the rules need the client's address: give --client, such as --client 192.0.2.1")
+        sys.exit(2)
     except (ForebayError, ImportError, OSError) as error:
         errors.print(printable(str(error)))
         sys.exit(2)

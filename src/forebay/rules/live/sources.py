@@ -8,6 +8,7 @@ import re
 import stat
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -163,7 +164,7 @@ class SqlSource(Source):
 
     def read(self) -> bytes:
         query = self._sql.select(self._table.c.document).where(self._table.c.name == self._row)
-        with self._own_engine().connect() as connection:
+        with self._table_missing(), self._own_engine().connect() as connection:
             document = connection.execute(query).scalar_one_or_none()
         if document is None:
             raise SourceGone(f"the SQL table {self._table.fullname} has no row {self._row!r}")
@@ -172,9 +173,21 @@ class SqlSource(Source):
     def write(self, document: bytes) -> None:
         values = {"document": document.decode()}
         update = self._table.update().where(self._table.c.name == self._row).values(values)
-        with self._own_engine().begin() as connection:
+        with self._table_missing(), self._own_engine().begin() as connection:
             if connection.execute(update).rowcount == 0:
                 connection.execute(self._table.insert().values(name=self._row, **values))
+
+    @contextlib.contextmanager
+    def _table_missing(self) -> Iterator[None]:
+        """Raises ``SourceGone`` for a database's error that is due to a missing table."""
+        try:
+            yield
+        except self._sql.exc.DBAPIError:
+            inspector = self._sql.inspect(self._own_engine())
+            if inspector.has_table(self._table.name, schema=self._table.schema):
+                raise
+            remedy = f"make it by create_table() of SqlSource(url, table={self._table.fullname!r})"
+            raise SourceGone(f"there is no SQL table {self._table.fullname!r}: {remedy}") from None
 
     def _own_engine(self) -> Any:
         """The engine, which a forked child has without its parent's connections."""

@@ -17,7 +17,7 @@ from forebay.rules.reading import read_document, read_rule_file
 from forebay.web import ByteRate, Deny, Rule
 from forebay.web.bans import names_of_limiters
 
-__all__ = ["Version", "checked_limits", "make_version"]
+__all__ = ["Version", "checked_document", "checked_limits", "make_version"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,11 +32,16 @@ class Version:
 
 
 def checked_limits(publication: Publication, functions: Functions) -> Mapping[str, Limit]:
-    """The limits of a document, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
-    spec, document, _ = check(publication.name, publication.document, functions)
+    """The limits of a publication, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
+    return checked_document(publication.name, publication.document, functions)
+
+
+def checked_document(name: str, document: bytes, functions: Functions) -> Mapping[str, Limit]:
+    """The limits of a document of live rules, checked as a whole. Raises ``InvalidRuleFile``."""
+    spec, read, _ = check(name, document, functions)
     if spec.store:
-        problems = Problems(publication.name)
-        problems.add(document.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
+        problems = Problems(name)
+        problems.add(read.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
         problems.raise_if_any()
     return spec.limits
 
