@@ -73,7 +73,7 @@ def text_limits(text: str, name: str | None, options: Mapping[str, Any]) -> list
         try:
             rate = as_rate(part)
         except InvalidRate as error:
-            raise InvalidRate(f"{short_repr(text)} has no limits such as '5/minute; 100/hour': {error}") from None
+            raise InvalidRate(f"limits as text are such as '5/minute; 100/hour', not {short_repr(text)}: {error}") from None
         if rate in rates:
             raise InvalidRate(f"{short_repr(text)} has the limit {rate} twice: leave one out")
         rates.append(rate)
@@ -137,7 +137,10 @@ class TextLimits:
                 made.append(limit)
                 continue
             if self._store is None:
-                raise NotInstalled("a view is limited by text, but its application has no store: write store=...")
+                raise NotInstalled(
+                    f"the view {endpoint.name} is limited by text, {limit.rate}, but its application has no store: "
+                    'write store=, as in setup(app, store=store) or FOREBAY = {"STORE": "shop.limits.store"}'
+                )
             name = f"{limit.name or endpoint.name} {limit.rate}"
             names.append(name)
             if names.count(name) > 1:

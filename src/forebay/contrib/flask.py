@@ -120,7 +120,10 @@ class Limits:
         rules = rules_of(limits, options, name)
         check_loop_of(rules, in_loop=False)
         if not self._has_store and any(isinstance(rule, TextLimit) for rule in rules):
-            raise InvalidLimiter(f"{short_repr(limits)}: limits as text are kept in a store: write Limits(store=...)")
+            text = next(limit for limit in limits if isinstance(limit, str))
+            raise InvalidLimiter(
+                f"the limits of the text {short_repr(text)} are kept in a store: write Limits(app, store=store)"
+            )
 
         def decorate(view: View) -> View:
             if isinstance(view, Blueprint):
