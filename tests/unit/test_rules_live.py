@@ -14,6 +14,7 @@ from rule_files import FILE, LIMITS
 from web_requests import Kind, Site
 
 from forebay import InvalidLimiter, InvalidRuleFile, Store, TokenBucket
+from forebay.contrib.views import rules_of
 from forebay.rules import FileSource, LiveRules, Source
 from forebay.web import Gate, Rule
 from forebay.web.live_gate import LiveGate, gate_of
@@ -149,6 +150,22 @@ def test_a_framework_refuses_live_rules_that_limit_bodies(live_rules: Callable[.
     live = live_rules(TextSource(metered_document('bytes = "responses"\n')))
     with pytest.raises(InvalidLimiter, match="comes too late here, as these rules are live: put WSGIMiddleware"):
         gate_of(live, in_loop=True)
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_live_rules_in_a_list_are_refused(kind: Kind, live_rules: Callable[..., LiveRules], store: Store) -> None:
+    live = live_rules(TextSource(document("5/hour")))
+    other = Rule(TokenBucket(store, "other", "5/hour"))
+    with pytest.raises(InvalidLimiter, match="LiveRules stand in place of a list of rules, not in it"):
+        Site(kind, [live, other])
+    with pytest.raises(InvalidLimiter, match="LiveRules stand in place of a list of rules, not in it"):
+        gate_of([live, other], in_loop=True)  # type: ignore[list-item]
+
+
+def test_a_view_refuses_live_rules(live_rules: Callable[..., LiveRules]) -> None:
+    live = live_rules(TextSource(document("5/hour")))
+    with pytest.raises(InvalidLimiter, match="LiveRules is for an application, not for a view"):
+        rules_of([live], {})  # type: ignore[list-item]
 
 
 def test_a_tier_that_is_awaited_is_awaited_in_every_version(live_rules: Callable[..., LiveRules]) -> None:

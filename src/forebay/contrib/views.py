@@ -29,6 +29,7 @@ from forebay.web import (
     Answer,
     Ban,
     BodyLimit,
+    ByteRate,
     ClientAddress,
     Denial,
     Deny,
@@ -36,8 +37,10 @@ from forebay.web import (
     Passage,
     Request,
     Rule,
+    Shed,
 )
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
+from forebay.web.live_gate import VersionedRules
 from forebay.web.request import KeyFunction
 from forebay.web.request_ids import RequestId
 from forebay.web.rules import check_event_loop
@@ -228,6 +231,9 @@ def rules_of(limits: Iterable[Limit], options: RuleOptions, name: str | None = N
                     f"{', '.join(options)}: beside a {kind}, an option belongs into it, {kind}(limiter, ...)"
                 )
             rules.append(limit)
+        elif isinstance(limit, (Shed, BodyLimit, ByteRate, VersionedRules)):
+            kind = type(limit).__name__
+            raise InvalidLimiter(f"{kind} is for an application, not for a view: give it with the application's rules")
         else:
             rules.append(Rule(limit, **options))
     if not rules:

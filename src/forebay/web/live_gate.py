@@ -133,6 +133,7 @@ def gate_of(rules: GivenRules | VersionedRules, **options: Any) -> Gate:
     """A ``Gate``, or a ``LiveGate`` where a framework's extension uses it as one."""
     if isinstance(rules, VersionedRules):
         return cast(Gate, LiveGate(rules, options, limits_bodies=False))
+    _refuse_in_list(rules)
     return Gate(rules, **options)
 
 
@@ -141,4 +142,12 @@ def limit_path(path: FastPath, rules: GivenRules | VersionedRules, **options: An
     if isinstance(rules, VersionedRules):
         path.follow_rules(LiveGate(rules, options, limits_bodies=True))
     else:
+        _refuse_in_list(rules)
         path.gate = Gate(rules, **options)
+
+
+def _refuse_in_list(rules: GivenRules) -> None:
+    if isinstance(rules, Sequence) and any(isinstance(rule, VersionedRules) for rule in rules):
+        raise InvalidLimiter(
+            "LiveRules stand in place of a list of rules, not in it: put other rules into a middleware around this one"
+        )
