@@ -241,7 +241,7 @@ def test_a_text_needs_a_store(framework: str, clock: ManualClock) -> None:
     if framework == "aiohttp":
         assert ask("/one")[0] == 500
         return
-    with pytest.raises(NotInstalled, match=r"is limited by text, 2 per minute, but its application has no store: write store="):
+    with pytest.raises(NotInstalled, match="is limited by text, 2 per minute, but its application has no store"):
         ask("/one")
 
 

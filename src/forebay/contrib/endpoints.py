@@ -73,7 +73,8 @@ def text_limits(text: str, name: str | None, options: Mapping[str, Any]) -> list
         try:
             rate = as_rate(part)
         except InvalidRate as error:
-            raise InvalidRate(f"limits as text are such as '5/minute; 100/hour', not {short_repr(text)}: {error}") from None
+            example = "limits as text are such as '5/minute; 100/hour'"
+            raise InvalidRate(f"{example}, not {short_repr(text)}: {error}") from None
         if rate in rates:
             raise InvalidRate(f"{short_repr(text)} has the limit {rate} twice: leave one out")
         rates.append(rate)

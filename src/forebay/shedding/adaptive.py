@@ -70,7 +70,7 @@ class AdaptiveLimit(Shedder):
     as in flight without ``renew``.
 
     `reserved` has the priorities, the most important first, and which part of the limit each keeps from the less
-    important ones: with ``{"critical": "20%", "default": "0%"}``, a request that isn't critical is admitted only while
+    important ones. With ``{"critical": "20%", "default": "0%"}``, a request that isn't critical is admitted only while
     less than 80 % of the limit is in flight, or nothing. None: all requests are alike, and have no priority.
 
     ``limit`` is the limit now. All processes of the host share it, the requests in flight, and the latencies. A

@@ -49,9 +49,10 @@ class BusyWorkers(Shedder):
 
     ``BusyWorkers(store, "workers", 16, ["critical", "default", "test"])`` is for a host with 16 workers, or 4 of 4
     threads, that is, 16 requests at one time. It measures which part of them is busy. At the end of each `interval` in
-    which that was `above` or more, it sheds one `step` more: first 10 % of the requests of the lowest priority, then
-    20 %, until all of them are shed; then those of the next one. The first priority is never shed. After an interval in
-    which at most `below` was busy, it sheds one step less. Between the two it goes on as it does.
+    which that was `above` or more, it sheds one `step` more. The first step sheds 10 % of the requests of the lowest
+    priority, the second 20 %. When all of them are shed, it goes on with the next priority. The first priority is never
+    shed. After an interval in which at most `below` was busy, it sheds one step less. Between the two it goes on as it
+    does.
 
     `workers`: requests that the host handles at one time. `priorities`: names, the most important first, from 2 to 16.
     `above`, `below`, `step`: parts, from 0 to 1. `interval`: text, seconds or a ``timedelta``, at least 10 ms.
