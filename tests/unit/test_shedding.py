@@ -261,6 +261,41 @@ def test_a_level_is_the_part_that_is_shed(store: Store, clock: ManualClock, monk
         assert admitted == pytest.approx([1, 1 - max(0, second - 4) / 4, 1 - min(1, second / 4)], abs=0.08)
 
 
+@pytest.mark.parametrize(("workers", "busy"), [(100, 57), (3, 2), (10, 9)])
+def test_exactly_above_is_above(store: Store, clock: ManualClock, workers: int, busy: int) -> None:
+    shedder = BusyWorkers(store, "workers", workers, PRIORITIES, above=busy / workers, below=0.1)
+    held = admit(shedder, busy - 1, "critical")
+    clock.advance(5)
+    assert shedder.level == 0
+    held += admit(shedder, 1, "critical")
+    clock.advance(5)
+    assert shedder.level > 0
+    assert all(held)
+
+
+def test_nothing_is_shed_while_nobody_is_busy(store: Store, clock: ManualClock) -> None:
+    shedder = BusyWorkers(store, "workers", 4, PRIORITIES, above=0.001, below=0.0005)
+    for _ in range(20):
+        clock.advance(0.5)
+        assert shedder.level == 0
+
+
+@pytest.mark.parametrize("outcome", ["done", "dropped", "ignored"])
+def test_an_admission_outlives_the_store(clock: ManualClock, outcome: Any) -> None:
+    with Store.private(keys=100, clock=clock) as opened:
+        shedders = [
+            BusyWorkers(opened, "workers", 4, PRIORITIES),
+            AdaptiveLimit(opened, "search"),
+            ReservedSlots(opened, "fleet", 10, {"critical": 2, "default": 0}),
+        ]
+        held = [shedder.admit(shedder.priorities[0] if shedder.priorities else None) for shedder in shedders]
+    clock.advance(5)
+    for one in held:
+        assert one
+        one.end(outcome)
+        one.end(outcome)
+
+
 def test_stores_of_one_name_share_the_level(make_name: Any, clock: ManualClock) -> None:
     name = make_name()
     with Store(name, keys=100, clock=clock) as one, Store(name, keys=100, clock=clock) as other:

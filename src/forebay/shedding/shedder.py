@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 from forebay.core.algorithms.concurrency import Concurrency, Lease
-from forebay.errors import InvalidLimiter, LimitExceeded, short_repr
+from forebay.errors import InvalidLimiter, LimitExceeded, StoreClosed, short_repr
 from forebay.rate import Duration
 from forebay.store import Store
 
@@ -68,12 +69,17 @@ class Admission:
             self.renewed_ns = self._shedder.store.now_ns()
 
     def end(self, outcome: Outcome = "done") -> None:
-        """The request has ended. A second call does nothing. Raises ``ValueError`` for an unknown outcome."""
+        """The request has ended. A second call does nothing, nor does one after the store was closed.
+
+        Raises ``ValueError`` for an unknown outcome.
+        """
         if outcome not in OUTCOMES:
             raise ValueError(f'an outcome is "done", "dropped" or "ignored", not {short_repr(outcome)}')
         leases, self._leases = self._leases, ()
         if leases:
-            self._shedder.finish(self, leases, outcome)
+            # A request that outlives the store has been answered all the same.
+            with suppress(StoreClosed):
+                self._shedder.finish(self, leases, outcome)
 
     def __enter__(self) -> Self:
         if not self.allowed:

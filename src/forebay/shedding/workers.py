@@ -86,9 +86,11 @@ class BusyWorkers(Shedder):
                 raise InvalidLimiter(f"{what} is a part above 0, up to 1, such as 0.9, not {short_repr(part)}")
         if below >= above:
             raise InvalidLimiter(f"below is less than above, {above:g}, not {below:g}: between them the level stays")
+        # Rounded down, as samples are: a sample of exactly `above` reaches it. With nobody busy none does.
+        above_units = max(1, int(above * UNIT))
         self._thresholds = Thresholds(
-            above=round(above * UNIT),
-            below=round(below * UNIT),
+            above=above_units,
+            below=min(int(below * UNIT), above_units - 1),
             step=max(1, round(step * UNIT)),
             highest=(len(self.priorities) - 1) * UNIT,
         )
