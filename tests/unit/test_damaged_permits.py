@@ -12,10 +12,11 @@ from process_helpers import read_cells
 
 from forebay import LeakyBucket, MinInterval, Store, TokenBucket
 from forebay.segment import layout
+from forebay.testing import ManualClock
 from forebay.verification import verify
 
-PERMITS = 2**62
 MOST = 2**48 - 1
+PERMITS = 2**63 - 1 - MOST
 
 
 def bucket_in(store: Store) -> TokenBucket:
@@ -32,7 +33,7 @@ def bucket_in(store: Store) -> TokenBucket:
     ],
     ids=["leaky bucket", "minimum interval", "initial permits", "bucket"],
 )
-@pytest.mark.parametrize("state", [PERMITS, PERMITS + 7, PERMITS + MOST + 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("state", [2**62, 2**62 + 7, PERMITS, PERMITS + 7, PERMITS + MOST + 1, 2**64 - 1])
 def test_damaged_state_is_a_fresh_keys(store_name: str, make: Callable[[Store], Any], state: int) -> None:
     """Only a bucket to which permits can be added believes a number of permits."""
     with Store(store_name, keys=1) as store:
@@ -50,6 +51,19 @@ def test_damaged_state_is_a_fresh_keys(store_name: str, make: Callable[[Store], 
         taken = [limiter.allow("k") for _ in range(most + above + 3)]
         assert sum(taken) == most + above
         assert not taken[-1]
+
+
+def test_damaged_bit_makes_no_permits_of_a_time(store_name: str, clock: ManualClock) -> None:
+    with Store(store_name, keys=1, clock=clock) as store:
+        limiter = bucket_in(store)
+        limiter.hit("k", 100)
+        path = Path(store.path or "")
+        ((cell, state),) = [(number, state) for number, (tag, state) in enumerate(read_cells(str(path))) if tag]
+        for bit in range(64):
+            with path.open("r+b", buffering=0) as file:
+                file.seek(layout.TABLE_OFFSET + cell * layout.CELL.size + 8)
+                file.write(struct.pack("<Q", state ^ 1 << bit))
+            assert limiter.peek("k").remaining <= 100
 
 
 def test_verification_accepts_permits_and_nothing_above_them(store_name: str) -> None:

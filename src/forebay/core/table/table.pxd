@@ -105,8 +105,9 @@ cdef inline Events no_events() noexcept nogil:
 
 
 # No time in a state is later than this: 73 years of segment time and as much ahead. One that is, is damage, except a
-# state of KIND_TAT in which bit TIME_BITS is the only one above PERMIT_BITS lower bits, of which one is set. That is a
-# number of permits, and no time: it never expires, and is never evicted. See algorithms/gcra.pxd.
+# state of KIND_TAT in which all bits from PERMIT_BITS to TIME_BITS are set, and one below. That is a number of permits,
+# and no time: it never expires, and is never evicted. See algorithms/gcra.pxd. A time has these bits only after 146
+# years, except the highest: so no damage of a few bits makes permits of a time.
 cdef enum:
     TIME_BITS = 62
     PERMIT_BITS = 48
@@ -116,18 +117,18 @@ cdef inline uint64_t most_permits() noexcept nogil:
     return (<uint64_t>1 << PERMIT_BITS) - 1
 
 
+cdef inline uint64_t state_of_permits(uint64_t permits) noexcept nogil:
+    return (<uint64_t>2 << TIME_BITS) - (<uint64_t>1 << PERMIT_BITS) | permits
+
+
 cdef inline bint holds_permits(uint64_t state) noexcept nogil:
     """Whether a state of KIND_TAT is a number of permits."""
-    return state - (<uint64_t>1 << TIME_BITS) - 1 < most_permits()
+    return state - state_of_permits(0) - 1 < most_permits()
 
 
 cdef inline uint64_t permits_in(uint64_t state) noexcept nogil:
     """The number of permits that a state is; 0 if it is a time or damage."""
     return state & most_permits() if holds_permits(state) else 0
-
-
-cdef inline uint64_t state_of_permits(uint64_t permits) noexcept nogil:
-    return <uint64_t>1 << TIME_BITS | permits
 
 
 cdef inline uint64_t table_now(const Table* table) noexcept nogil:
