@@ -635,6 +635,17 @@ def test_failing_application_ends_the_meters(slow: TokenBucket) -> None:
     assert not rate.held_back.is_full
 
 
+def test_application_that_returns_no_body_ends_the_meters(slow: TokenBucket) -> None:
+    def app(environ: Any, start_response: Any) -> Any:
+        environ["wsgi.input"].read()
+        assert rate.held_back.is_full
+
+    rate = ByteRate(slow, bodies="requests", most_held=1)
+    with pytest.raises(TypeError, match="not iterable"):
+        call_wsgi(WSGIMiddleware(app, [rate]), method="POST", body=b"x" * 30)
+    assert not rate.held_back.is_full
+
+
 # With other rules
 
 
