@@ -31,12 +31,12 @@ class Version:
     """0 for one that isn't published yet."""
 
 
-def checked_limits(publication: Publication, functions: Functions) -> Mapping[str, Limit]:
+def checked_limits(name: str, document: bytes, functions: Functions) -> Mapping[str, Limit]:
     """The limits of a document, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
-    spec, document, _ = check(publication.name, publication.document, functions)
+    spec, read, _ = check(name, document, functions)
     if spec.store:
-        problems = Problems(publication.name)
-        problems.add(document.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
+        problems = Problems(name)
+        problems.add(read.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
         problems.raise_if_any()
     return spec.limits
 
