@@ -150,6 +150,6 @@ def _status(name: str | None, path: Path | None) -> dict[str, Any]:
         "limits": {
             limit: {"allowed": counts.allowed, "denied": counts.denied}
             for limit, counts in counted.items()
-            if limit in published.limits
+            if limit in published.limits and not published.limits[limit].is_removed
         },
     }
