@@ -229,6 +229,11 @@ def test_publish_checks_first(tmp_path: Path) -> None:
     target.write_text(FILE)
     file.write_text("nonsense")
     assert run("publish", file, target).exit_code == 1
+    # load_rules takes it, and LiveRules doesn't.
+    file.write_text(f'store = "shm:///shop?keys=1000"\n{FILE}')
+    result = run("publish", file, target)
+    assert result.exit_code == 1
+    assert "live rules are for the store of LiveRules: leave the word out" in result.output
     assert target.read_text() == FILE
     file.write_text(FILE.replace("version = 1", 'version = 1\nstore = "shm:///shop?keys=100"'))
     result = run("publish", file, target)
@@ -239,5 +244,14 @@ def test_publish_checks_first(tmp_path: Path) -> None:
     file.write_text(FILE.replace("5/", "6/"))
     assert run("publish", file, target).exit_code == 0
     assert target.read_text() == FILE.replace("5/", "6/")
+    # A source without a syntax in its name is read as TOML.
+    (tmp_path / "new.yaml").write_text(
+        "{version: 1, limits: {api: {algorithm: fixed-window, rate: 5/hour}}, rules: [{name: api, limits: [api]}]}"
+    )
+    for place in (f"sqlite:///{tmp_path}/rules.db#shop", target, tmp_path / "limits.conf"):
+        result = run("publish", tmp_path / "new.yaml", place)
+        assert (result.exit_code, "give a source whose name ends with .yaml" in result.output) == (2, True)
+    assert target.read_text() == FILE.replace("5/", "6/")
+    assert not (tmp_path / "rules.db").exists()
     assert run("publish", tmp_path / "none.toml", target).exit_code == 2
     assert run("publish", file, "redis://127.0.0.1:1/0").exit_code == 2

@@ -102,6 +102,22 @@ def test_a_state_that_the_new_limit_cant_read_is_kept_in_proportion(
     assert one.allowed("192.0.2.2") == 50
 
 
+def test_limit_that_is_removed_and_comes_back_goes_on(changing: Callable[[str], Changing]) -> None:
+    first, second = document("5/hour", algorithm="fixed-window"), document("5/hour", algorithm="sliding-log", keys="10")
+    other = document("5/hour", algorithm="fixed-window").replace("api", "other")
+    one = changing(first)
+    one.use(5, "192.0.2.1")
+    one.use(5, "192.0.2.2")
+    one.change(second)
+    assert one.allowed("192.0.2.1") == 0
+    one.use(5, "192.0.2.3")
+    for _ in range(2):
+        one.change(other)
+        one.change(second)
+        # The second client has not been seen since the first change.
+        assert [one.allowed(f"192.0.2.{number}") for number in (1, 2, 3)] == [0, 0, 0]
+
+
 def test_share_is_the_same_part_of_the_new_limit(
     changing: Callable[[str], Changing], clock: ManualClock, store: Store
 ) -> None:

@@ -224,6 +224,27 @@ def test_responses_without_a_body_are_free(download: MakeDownload, slow: TokenBu
     assert (slow.peek(CLIENT).remaining, clock.now()) == (10, 0.0)
 
 
+@pytest.mark.parametrize("limit", ["rate", "size"])
+def test_body_in_answer_to_head_never_reaches_a_server_of_wsgi(slow: TokenBucket, limit: str) -> None:
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        write = start_response("200 OK", [("Content-Length", "100")])
+        write(b"x" * 10)
+        try:
+            for _ in range(9):
+                yield b""
+                yield b"x" * 10
+                made.append(10)
+        finally:
+            closed.append(True)
+
+    made: list[int] = []
+    closed: list[bool] = []
+    site = WSGIMiddleware(app, [ByteRate(slow) if limit == "rate" else BodyLimit(5, responses=True)])
+    answer = call_wsgi(site, method="HEAD")
+    assert (answer.status, answer["content-length"], answer.body) == (200, "100", b"")
+    assert (made, closed) == ([], [True])
+
+
 def test_requests_that_a_rate_is_not_for_are_free(
     download: MakeDownload, slow: TokenBucket, clock: ManualClock
 ) -> None:
@@ -631,6 +652,17 @@ def test_failing_application_ends_the_meters(slow: TokenBucket) -> None:
 
     rate = ByteRate(slow, bodies="requests", most_held=1)
     with pytest.raises(RuntimeError, match="broken"):
+        call_wsgi(WSGIMiddleware(app, [rate]), method="POST", body=b"x" * 30)
+    assert not rate.held_back.is_full
+
+
+def test_application_that_returns_no_body_ends_the_meters(slow: TokenBucket) -> None:
+    def app(environ: Any, start_response: Any) -> Any:
+        environ["wsgi.input"].read()
+        assert rate.held_back.is_full
+
+    rate = ByteRate(slow, bodies="requests", most_held=1)
+    with pytest.raises(TypeError, match="not iterable"):
         call_wsgi(WSGIMiddleware(app, [rate]), method="POST", body=b"x" * 30)
     assert not rate.held_back.is_full
 

@@ -16,7 +16,7 @@ with Needs("cli", __name__):
     import click
 
 from forebay.cli.printing import consoles, printable
-from forebay.errors import ForebayError, InvalidRuleFile
+from forebay.errors import ForebayError, InvalidLimiter, InvalidRuleFile
 
 __all__ = ["promote_command", "publish_command", "status_command"]
 
@@ -70,12 +70,18 @@ def publish_command(file: Path, source: str) -> None:
     def publish() -> str:
         from forebay.rules.keys import Functions
         from forebay.rules.live.sources import source_at
-        from forebay.rules.live.version import checked_document
+        from forebay.rules.live.version import checked_limits
 
         document = file.read_bytes()
-        # As the applications check it: a document that they would refuse reaches no source.
-        checked_document(str(file), document, Functions(lambda request: ""))
+        # As the applications check it: a document that they would refuse reaches no source. Their function of tiers is
+        # not here.
+        checked_limits(str(file), document, Functions(lambda request: ""))
         target = source_at(source)
+        if (own := _syntax_of(str(file))) != _syntax_of(target.name):
+            raise InvalidLimiter(
+                f"{file} is {own.upper()}, and applications don't read {target.label} so: "
+                f"give a source whose name ends with .{own}"
+            )
         target.write(document)
         return f"{target.label} has {file}"
 
@@ -103,6 +109,11 @@ def promote_command(rule: str, source: str) -> None:
         return f"{target.label}: the rule {rule!r} {what}"
 
     _run(promote)
+
+
+def _syntax_of(name: str) -> str:
+    end = Path(name.lower()).suffix.lstrip(".")
+    return "yaml" if end == "yml" else end
 
 
 def _run(work: Callable[[], str]) -> None:
@@ -144,6 +155,6 @@ def _status(name: str | None, path: Path | None) -> dict[str, Any]:
         "limits": {
             limit: {"allowed": counts.allowed, "denied": counts.denied}
             for limit, counts in counted.items()
-            if limit in published.limits
+            if limit in published.limits and not published.limits[limit].is_removed
         },
     }

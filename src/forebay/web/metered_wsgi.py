@@ -47,10 +47,11 @@ class _MeteredResponse:
         self._body: Iterable[bytes] = ()
         try:
             self._body = app(environ, start_response if sending is None else self._start)
+            # In the block: the server closes nothing if an application has returned no body.
+            self._pieces = iter(self._body) if sending is None else self._metered(sending)
         except BaseException:
             self._end()
             raise
-        self._pieces = iter(self._body) if sending is None else self._metered(sending)
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         meter = self._meter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
@@ -53,6 +54,9 @@ class WSGIMiddleware(WSGIFastPath):
         meters = gate.byte_rates.admit(request) if gate.byte_rates else None
         if isinstance(meters, Denial):
             return _send(gate.answer(request, meters), request, start_response)
+        if request.method == "HEAD" and (gate.byte_rates or max_sent is not None):
+            # Some servers would send the body, which neither counts nor is metered.
+            app = functools.partial(_WithoutBody, app)
         if meters is not None:
             app = MeteredApplication(app, meters)
         if max_bytes is not None:
@@ -152,6 +156,35 @@ class TrackedResponse:
         finally:
             is_unanswered = not self.is_started and not self._is_complete
             self.cleanup.end(DISCONNECTED if is_unanswered else outcome(self.status, not self._is_complete))
+
+
+class _WithoutBody:
+    """The application's response to a HEAD request, of which no byte of a body goes on to the server."""
+
+    def __init__(self, app: Application, environ: Environ, start_response: StartResponse) -> None:
+        self._start_response = start_response
+        self._is_sent = False
+        self._body = app(environ, self._start)
+        self._parts = iter(self._body)
+
+    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+        start(self._start_response, status, headers, exc_info)
+        return lambda part: None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        # With its first part that isn't empty the response has started. The others aren't made.
+        if self._is_sent:
+            raise StopIteration
+        self._is_sent = bool(next(self._parts))
+        return b""
+
+    def close(self) -> None:
+        close = getattr(self._body, "close", None)
+        if close is not None:
+            close()
 
 
 class _WithBodyLimit:

@@ -131,7 +131,7 @@ class Loader:
             # Another process has published since. The next step begins with that.
             return None
         publication = Publication(self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document)
-        limits = checked_limits(publication, self._functions)
+        limits = checked_limits(publication.name, document, self._functions)
         old, before = ({}, {}) if in_force is None else (in_force.limits, in_force.publication.limits)
         after = standings(old, before, limits, self._store, self._store_now_ns())
         publication = msgspec.structs.replace(publication, limits=after)

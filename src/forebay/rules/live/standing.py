@@ -38,21 +38,36 @@ class Standing(Struct, frozen=True):
     generation: int = 0
     former: tuple[Former, ...] = ()
     """From the oldest on. Each brings its share to the one behind it, the last one to the limit itself."""
+    is_removed: bool = False
+    """Whether the document has no such limit."""
 
 
 def standings(
     old: Mapping[str, Limit], before: Mapping[str, Standing], new: Mapping[str, Limit], store: Any, now_ns: int
 ) -> dict[str, Standing]:
-    """The standing of each new limit. `store`: of the limits. O(limits)."""
+    """The standing of each new limit, and of those of a later generation that were removed. `store`: of the limits.
+
+    O(limits).
+    """
     found = {}
     for name, limit in new.items():
         standing = before.get(name, Standing())
-        left = tuple(former for former in standing.former if former.until_ns > now_ns)
+        left = _left(standing, now_ns)
         if name in old and not _is_same(old[name], limit):
             found[name] = _changed(old[name], standing.generation, left, limit, store, now_ns)
         else:
-            found[name] = Standing(standing.generation, left) if name in old else Standing()
-    return found
+            found[name] = Standing(standing.generation, left)
+    # A later document may have the limit again. It goes on then, as generation 0 would be cells of long ago.
+    removed = {name: standing for name, standing in before.items() if name not in new and standing.generation}
+    return found | {
+        name: Standing(standing.generation, _left(standing, now_ns), is_removed=True)
+        for name, standing in removed.items()
+    }
+
+
+def _left(standing: Standing, now_ns: int) -> tuple[Former, ...]:
+    """The limits of before whose keys aren't as new yet."""
+    return tuple(former for former in standing.former if former.until_ns > now_ns)
 
 
 def can_share(limit: Limit, store: Any) -> bool:

@@ -17,7 +17,7 @@ from forebay.rules.reading import read_document, read_rule_file
 from forebay.web import ByteRate, Deny, Rule
 from forebay.web.bans import names_of_limiters
 
-__all__ = ["Version", "checked_document", "checked_limits", "make_version"]
+__all__ = ["Version", "checked_limits", "make_version"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,13 +31,8 @@ class Version:
     """0 for one that isn't published yet."""
 
 
-def checked_limits(publication: Publication, functions: Functions) -> Mapping[str, Limit]:
-    """The limits of a publication, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
-    return checked_document(publication.name, publication.document, functions)
-
-
-def checked_document(name: str, document: bytes, functions: Functions) -> Mapping[str, Limit]:
-    """The limits of a document of live rules, checked as a whole. Raises ``InvalidRuleFile``."""
+def checked_limits(name: str, document: bytes, functions: Functions) -> Mapping[str, Limit]:
+    """The limits of a document, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
     spec, read, _ = check(name, document, functions)
     if spec.store:
         problems = Problems(name)
