@@ -113,7 +113,7 @@ def bench_exchange(measure: Measure, synced: SyncedStore, redis_store: RedisStor
 
 
 def bench_news(measure: Measure, synced: SyncedStore, redis_store: RedisStore) -> None:
-    """What `push=True` adds: another host has counted hot keys since, and this one reads the hot lists."""
+    """The work that `push=True` adds: another host has counted hot keys since, and this one reads the hot lists."""
     make = KINDS["fixed window"]
     strict = make(redis_store)
     keys = [f"user:{number}" for number in range(HOT_KEYS)]

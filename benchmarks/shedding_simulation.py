@@ -63,7 +63,7 @@ class Request:
 
 @dataclass
 class Second:
-    """What happened to the requests that came in one second."""
+    """The outcomes of the requests that came in one second."""
 
     came: int = 0
     good: int = 0
@@ -170,7 +170,7 @@ class Outcome:
     settled_goodput: float
     settled_p99_s: float
     good_parts: dict[str, float]
-    """Of the requests of each importance, those that were answered in time."""
+    """The share of the requests of each importance that were answered in time."""
 
 
 def outcome_of(service: Service) -> Outcome:

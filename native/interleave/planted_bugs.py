@@ -514,10 +514,10 @@ BUGS = [
         "(now_ns if {here} else max(now_ns, table_now(params.table)))",
     ),
     Bug(
-        "permits above the burst are evicted",
+        "permits above the burst expire",
         TABLE,
         "~<uint64_t>0 if holds_permits(cell.state) else 0",
-        "(cell.state if {here} else ~<uint64_t>0) if holds_permits(cell.state) else 0",
+        "(0 if {here} else ~<uint64_t>0) if holds_permits(cell.state) else 0",
     ),
     Bug(
         "added permits take the place of others above the burst",

@@ -98,7 +98,7 @@ FOUND_BY = {
         "permits by id: their lease ends, another request comes"
     ),
     "permits above the burst end by an old reading": "token bucket: permits above the burst are spent",
-    "permits above the burst are evicted": "permits above the burst are not evicted",
+    "permits above the burst expire": "permits above the burst are not evicted",
     "added permits take the place of others above the burst": "insertion by two that add permits",
     **LEASED_FOUND_BY,
     **SYNCED_FOUND_BY,

@@ -1,4 +1,4 @@
-"""What may be wrong with the stores of a host, each finding with its remedy. Only reads."""
+"""Findings about the stores of a host, each with its remedy. Only reads."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _by_limit(store: Store, name: str, algorithm: str, limit: Any) -> Addressed:
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """A key's state in one limiter. What isn't known is None."""
+    """A key's state in one limiter. Unknown values are None."""
 
     limiter: str
     algorithm: str
@@ -123,7 +123,7 @@ class KeyState:
     note: str = ""
 
     def texts(self) -> Iterator[str]:
-        """What to show in a table, from `limit` on."""
+        """The cells of a table, from `limit` on."""
         yield "" if self.limit is None else f"{self.limit:,}"
         yield "" if self.remaining is None else f"{self.remaining:,}"
         yield "" if self.retry_after is None else seconds_text(self.retry_after) if self.retry_after else "now"

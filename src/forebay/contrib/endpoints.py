@@ -39,7 +39,7 @@ class NotInstalled(ForebayError, RuntimeError):
 
 
 class Endpoint(NamedTuple):
-    """What limits as text belong to."""
+    """The owner of limits as text."""
 
     name: str
     """The same in all processes."""

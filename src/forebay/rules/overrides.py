@@ -44,7 +44,7 @@ class Overrides:
         self._chosen = Chosen(rule.canary.percent, rule.name) if rule.canary else None
 
     def effect(self, request: Request) -> Effect:
-        """What holds for the request's key: an override, the limits of the canary, or the rule's own. O(1)."""
+        """The effect on the request's key: an override, the limits of the canary, or the rule's own. O(1)."""
         override = self.active(request)
         if override is not None or self._chosen is None:
             return effect_of(override)

@@ -19,7 +19,7 @@ from forebay.segment.header import MAGIC, is_foreign
 __all__ = ["RULES", "NameWatch", "is_at", "removal_message", "unlink", "unlink_unused"]
 
 RULES: Final = ".rules-"
-"""What the names of the files of a segment's live rules have behind that of its own file."""
+"""The ending of the names of the files of a segment's live rules, behind that of its own file."""
 
 
 def is_at(path: str, status: os.stat_result) -> bool:

@@ -41,7 +41,7 @@ class LongLatency(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What is known after a window."""
+    """The limit and the long latency after a window."""
 
     limit: float
     long: LongLatency

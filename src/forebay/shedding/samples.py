@@ -74,7 +74,7 @@ class Samples(NamedTuple):
 
     @property
     def closed(self) -> Window:
-        """What an estimate needs of it."""
+        """The figures that an estimate needs of it."""
         return Window(self.total_us / self.samples if self.samples else 0.0, self.is_used, self.has_drop)
 
     def is_over(self, one: Samples) -> bool:

@@ -1,4 +1,4 @@
-"""What all shedders have: priorities of requests, and admissions that last as long as a request."""
+"""The base of all shedders: priorities of requests, and admissions that last as long as a request."""
 
 from __future__ import annotations
 

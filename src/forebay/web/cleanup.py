@@ -325,8 +325,8 @@ class RequestCleanup:
 
 
 def _outcome_of(status: int) -> Outcome:
-    """What the response shows of the load. An error of the handler shows nothing, nor does a client that left, nor how
-    long a WebSocket was open (101), nor a request that was denied after all (0).
+    """The outcome of a request for the shedders. An error of the handler shows nothing of the load, nor does a client
+    that left, nor how long a WebSocket was open (101), nor a request that was denied after all (0).
     """
     if status in DROPPED:
         return "dropped"

@@ -106,7 +106,7 @@ def _shed(shed: Shed) -> Denial:
 
 
 def _counted(cleanup: RequestCleanup, entered: _Entered) -> _Entered:
-    """What the rules have decided, with the admissions, which end with the request."""
+    """The decision of the rules, with the admissions, which end with the request."""
     if isinstance(entered, Denial):
         cleanup.roll_back()
         return entered

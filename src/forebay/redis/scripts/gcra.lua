@@ -79,7 +79,7 @@ algorithms.gcra = {
   give_back = function(key, state, now, a, is_cancelled)
     local amount, charged = a[1], a[2]
     if is_cancelled and charged < 0 then
-      -- What it charged above the burst goes back there, if the key has more permits than its burst still.
+      -- The part that it charged above the burst goes back there, if the key still has more permits than its burst.
       if state[1] < 0 then
         state[1] = math.max(state[1] - scaled(amount, a[4], a[5]), -281474976710655) -- as many as `add` gives
         algorithms.gcra.write(key, state, now)

@@ -3,7 +3,7 @@
 State
 -----
 A limit of generation 0 counts a key as it is. One of a later generation counts the key with the generation before it,
-so in cells that no limit has used. What a key has used under a former limit stays in that limit's cell. A *mark* of the
+so in cells that no limit has used. A key's use under a former limit stays in that limit's cell. A *mark* of the
 key, in a limiter of its own, says that its share was brought to the limit of now.
 
 Transitions
@@ -77,7 +77,7 @@ def carried(rule: Deny | Rule | ByteRate, limits: Mapping[str, Standing], store:
 
 
 def _counted(key: Any, generation: int) -> Any:
-    """What a key counts as. No key of a rule file has a number in it."""
+    """The key by which a limiter counts. No key of a rule file has a number in it."""
     if not generation:
         return key
     return ("", generation, *key) if isinstance(key, tuple) else ("", generation, key)

@@ -216,7 +216,7 @@ class LiveRules(VersionedRules):
     # For users
 
     def status(self) -> LiveStatus:
-        """What is in force here, who loads it, and what is wrong. Reads a file; no call of the source."""
+        """The rules in force, the process that loads them, and the last problem. Reads a file, but not the source."""
         with self._lock:
             version, error = self._version, self._error
         assert version is not None

@@ -52,7 +52,7 @@ class LiveStatus:
 
 
 class Note(Struct, frozen=True):
-    """What a loader has to say to the other processes."""
+    """A loader's report to the other processes."""
 
     loader: int
     error: str | None
@@ -81,7 +81,7 @@ class Loader:
         self._handled: bytes | None = None
         """The document that was published or refused."""
         self._seen: bytes | None = None
-        """What the last reading has found, if that was another document."""
+        """The document of the last reading, if that was another one."""
         self.error: str | None = None
 
     def begin_in_child(self) -> None:

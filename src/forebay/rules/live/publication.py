@@ -80,14 +80,14 @@ class Publication(Struct, frozen=True):
     """A version of the rules."""
 
     name: str
-    """Of the document, as messages have it; its end says whether it is TOML or YAML."""
+    """The document's name, as messages have it; its end says whether it is TOML or YAML."""
     source: str
     """Where it came from, in words."""
     loader: int
     """The process that published it."""
     since: datetime
     limits: dict[str, Standing]
-    """What became of each limit's state."""
+    """The standing of each limit's state."""
     document: bytes
 
 

@@ -37,9 +37,9 @@ class Source(ABC):
     """
 
     name: str
-    """Of the document, in messages; it ends with ``.toml``, ``.yaml`` or ``.yml``, which says its syntax."""
+    """The document's name in messages; it ends with ``.toml``, ``.yaml`` or ``.yml``, which says its syntax."""
     label: str
-    """What the status and the log name, without a password."""
+    """The source's name in the status and the log, without a password."""
     is_whole: bool = True
     """Whether ``read`` never returns a part of a document that is being written."""
 
