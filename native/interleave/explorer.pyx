@@ -66,7 +66,27 @@ class Explored:
     complaint: str
 
 
+cdef extern from *:
+    """
+    /* How many calls may still nest in this thread. A call that is never left, as in an execution that ends in its
+       middle, would count for good. */
+    #if PY_VERSION_HEX < 0x030C0000
+    #define nesting_left() (PyThreadState_Get()->recursion_remaining)
+    #define set_nesting_left(left) (PyThreadState_Get()->recursion_remaining = (left))
+    #elif PY_VERSION_HEX < 0x030E0000
+    #define nesting_left() (PyThreadState_Get()->c_recursion_remaining)
+    #define set_nesting_left(left) (PyThreadState_Get()->c_recursion_remaining = (left))
+    #else
+    #define nesting_left() 0
+    #define set_nesting_left(left) ((void)(left))
+    #endif
+    """
+    int nesting_left()
+    void set_nesting_left(int left)
+
+
 cdef Program active = None
+cdef int nesting_at_start = 0
 cdef ForebayCell[4] litmus
 
 
@@ -251,6 +271,7 @@ cdef void run_operation(int index) noexcept:
 
 cdef void run_process(int process) noexcept:
     cdef int i
+    set_nesting_left(nesting_at_start)
     for i in range(active.count):
         if active.operations[i].process == process:
             run_operation(i)
@@ -657,7 +678,7 @@ cdef class Program:
         can be. With `only_reads`, whatever writes to the limiters' memory has failed. With `replay`, only that
         schedule.
         """
-        global active, explore_planted
+        global active, explore_planted, nesting_at_start
         cdef ExploreProgram program
         cdef ExploreBounds bounds = self.bounds(
             preemptions, crashes, stale_reads, clock_moves, jumps_ns, tick_ns, only_reads, steps_alone,
@@ -674,6 +695,7 @@ cdef class Program:
         self.judge = judge
         self.complaint = ""
         active = self
+        nesting_at_start = nesting_left()
         explore_planted = planted
         try:
             if replay:
@@ -694,6 +716,7 @@ cdef class Program:
                 trace = explore_trace().decode()
                 self.complaint = complaint
         finally:
+            set_nesting_left(nesting_at_start)
             explore_planted = 0
             active = None
         return Explored(verdict, executions, states, outcomes, deepest, replay, trace, self.complaint)
