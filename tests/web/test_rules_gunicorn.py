@@ -138,7 +138,7 @@ def test_no_request_sees_parts_of_two_versions(serve: Callable[..., Server], wor
                 server.publish(limit)
                 wait_until(lambda limit=limit: limit in seen, f"a limit of {limit}")
                 if limit == 1003:
-                    # Whoever loads is among them.
+                    # The process that loads is among them.
                     victims = [process for process in server.processes() if process.pid in newest][:2]
                     for process in victims:
                         process.send_signal(signal.SIGKILL)
