@@ -819,7 +819,8 @@ class SceneOfRepeats(SceneOfSlots):
             elif self.may_be_denied(number, held, earlier):
                 yield held
         elif operation.kind == "reset":
-            # It frees the slots one by one. What is taken meanwhile it may free or not; killed, any of them.
+            # A reset frees the slots one by one. It may free a slot that is taken meanwhile, or leave it. A reset that
+            # is killed may leave any slot.
             spared = [i for i in held if not done.done or (i != EARLIER and i not in done.before)]
             for kept in product([False, True], repeat=len(spared)):
                 yield frozenset(i for i, is_kept in zip(spared, kept, strict=True) if is_kept)

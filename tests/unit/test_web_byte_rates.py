@@ -407,7 +407,7 @@ def test_disconnect_ends_the_wait_and_gives_the_booking_back() -> None:
     wire = Wire(request, {"type": "http.disconnect"})
     asyncio.run(ASGIMiddleware(app, rules)(asgi_scope(), wire.receive, wire.send))  # type: ignore[arg-type]
     assert [message["body"] for message in wire.sent[1:]] == [b"a", b"b", b"c" * 1000]
-    # What was received ahead is the application's.
+    # The application gets the message that was received ahead.
     assert messages == [request, {"type": "http.disconnect"}]
     assert statuses[-1] == 499
     assert bucket.peek(CLIENT).retry_after <= 3600
