@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PALE_BLUE, PICTURES, Drawing
+from drawing import BLUE, DOCS, GREY, INK, PALE_BLUE, Drawing, update
 
-FIGURES = DOCUMENT.parent / "benchmarks.json"
-PICTURE = PICTURES / "benchmarks" / "decisions.svg"
+FIGURES = DOCS / "benchmarks.json"
 
 # The axis is logarithmic, in ns.
 LOW, HIGH = 10, 1_000_000
@@ -104,16 +102,8 @@ def draw(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    wanted = draw(json.loads(FIGURES.read_text()))
-    if "--check" in sys.argv[1:]:
-        raise SystemExit(
-            None
-            if PICTURE.exists() and PICTURE.read_text() == wanted
-            else f"docs/pictures/benchmarks/{PICTURE.name} differs from the figures in docs/benchmarks.json: "
-            "run python docs/draw_benchmarks.py"
-        )
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(wanted)
+    wanted = {"benchmarks/decisions.svg": draw(json.loads(FIGURES.read_text()))}
+    update(wanted, "the figures in docs/benchmarks.json", "draw_benchmarks.py")
 
 
 if __name__ == "__main__":

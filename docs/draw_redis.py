@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draw_algorithms import BLUE, END, PALE_BLUE, PERIOD, PICTURES, PURPLE, VERMILION, Drawing
+from drawing import BLUE, END, PALE_BLUE, PERIOD, PURPLE, VERMILION, Drawing, update
 
 from forebay import FixedWindow, Store
 from forebay.redis import LeasedStore, RedisStore, SyncedStore
@@ -24,8 +24,6 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from redis_server import redis_server
 from scripts_clock import ServerClock, moved_by_tests
-
-PICTURE = PICTURES / "redis" / "three-hosts.svg"
 
 # All times are in ms.
 LIMIT = 100
@@ -192,16 +190,7 @@ def draw() -> str:
 
 
 def main() -> None:
-    wanted = draw()
-    if "--check" in sys.argv[1:]:
-        raise SystemExit(
-            None
-            if PICTURE.read_text() == wanted
-            else f"docs/pictures/redis/{PICTURE.name} differs from what the stores "
-            "decide: run python docs/draw_redis.py"
-        )
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(wanted)
+    update({"redis/three-hosts.svg": draw()}, "what the stores decide", "draw_redis.py")
 
 
 if __name__ == "__main__":

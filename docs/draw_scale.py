@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PICTURES, VERMILION, WIDTH, Drawing
+from drawing import BLUE, DOCS, GREY, INK, VERMILION, WIDTH, Drawing, update
 
-PAGE = DOCUMENT.parent / "scale.md"
-FOLDER = PICTURES / "scale"
+PAGE = DOCS / "scale.md"
 COLOURS = {"strict": INK, "leased": BLUE, "synced": VERMILION}
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 LEFT, GAP, PANEL_HEIGHT, TOP = 60, 60, 200, 78
@@ -108,7 +106,7 @@ RATES = Axis(0.01, 1e7, {0.01: "0.01", 1: "1", 100: "100", 10_000: "10 k", 1e6: 
 
 
 def pictures(page: str) -> dict[str, str]:
-    """Each picture's text, by file name."""
+    """Each picture's text, by its path in docs/pictures."""
     by_key, by_fleet = rows_of(page, "requests/s of one key"), rows_of(page, "decisions/s")
     all_hosts = list(dict.fromkeys(row["hosts"] for row in by_key))
 
@@ -141,7 +139,7 @@ def pictures(page: str) -> dict[str, str]:
     decisions = Axis(1e6, 1e8, {1e6: "1 M", 1e7: "10 M", 1e8: "100 M"})
     key_counts = "100,000 keys; dashed: 100 million keys"
     return {
-        "operations.svg": panels(
+        "scale/operations.svg": panels(
             "Operations of Redis a second for one key",
             RATES,
             RATES,
@@ -149,7 +147,7 @@ def pictures(page: str) -> dict[str, str]:
             all_hosts,
             of_key("operations/s"),
         ),
-        "admitted.svg": panels(
+        "scale/admitted.svg": panels(
             "Admitted, as a multiple of what one limiter would admit",
             RATES,
             Axis(0.1, 1000, {0.1: "0.1", 1: "1", 10: "10", 100: "100", 1000: "1000"}),
@@ -157,7 +155,7 @@ def pictures(page: str) -> dict[str, str]:
             all_hosts,
             of_key("admitted"),
         ),
-        "shards.svg": panels(
+        "scale/shards.svg": panels(
             "Shards of Redis for a fleet",
             decisions,
             Axis(1, 1e4, {1: "1", 10: "10", 100: "100", 1000: "1000", 10_000: "10 k"}),
@@ -166,7 +164,7 @@ def pictures(page: str) -> dict[str, str]:
             of_fleet("shards"),
             key_counts,
         ),
-        "bytes.svg": panels(
+        "scale/bytes.svg": panels(
             "Megabytes a second to and from Redis, of a fleet",
             decisions,
             Axis(10, 1e5, {10: "10", 100: "100", 1000: "1000", 10_000: "10 k", 1e5: "100 k"}),
@@ -175,7 +173,7 @@ def pictures(page: str) -> dict[str, str]:
             of_fleet("MB/s"),
             key_counts,
         ),
-        "waits.svg": panels(
+        "scale/waits.svg": panels(
             "Requests that wait for Redis",
             RATES,
             PERCENTAGES,
@@ -183,7 +181,7 @@ def pictures(page: str) -> dict[str, str]:
             all_hosts,
             of_key("wait"),
         ),
-        "outage.svg": panels(
+        "scale/outage.svg": panels(
             "Requests that are lost while Redis is away for 10 s",
             RATES,
             PERCENTAGES,
@@ -195,20 +193,7 @@ def pictures(page: str) -> dict[str, str]:
 
 
 def main() -> None:
-    wanted = pictures(PAGE.read_text())
-    if "--check" in sys.argv[1:]:
-        differing = [
-            name for name, text in wanted.items() if not (FOLDER / name).exists() or (FOLDER / name).read_text() != text
-        ]
-        raise SystemExit(
-            f"docs/pictures/scale/{', '.join(differing)} differ from the tables in docs/scale.md: "
-            "run python docs/draw_scale.py"
-            if differing
-            else None
-        )
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in wanted.items():
-        (FOLDER / name).write_text(text)
+    update(pictures(PAGE.read_text()), "the tables in docs/scale.md", "draw_scale.py")
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 
-from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PALE_BLUE, PICTURES, PURPLE, VERMILION, WIDTH, Drawing
+from drawing import BLUE, DOCS, GREY, INK, PALE_BLUE, PURPLE, VERMILION, WIDTH, Drawing, update
 
-FIGURES = DOCUMENT.parent / "shedding.json"
-FOLDER = PICTURES / "shedding"
+FIGURES = DOCS / "shedding.json"
 COLOURS = {
     "nothing": VERMILION,
     "Gradient2": BLUE,
@@ -80,29 +78,16 @@ def picture(title: str, figures: Figures, longest_s: float) -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Each picture's text, by file name."""
+    """Each picture's text, by its path in docs/pictures."""
     known = json.loads(FIGURES.read_text())
     return {
-        "simulation.svg": picture("Three times the capacity: simulated", known["simulation"], 100.0),
-        "gunicorn.svg": picture("Three times the capacity: under gunicorn", known["gunicorn"], 1.0),
+        "shedding/simulation.svg": picture("Three times the capacity: simulated", known["simulation"], 100.0),
+        "shedding/gunicorn.svg": picture("Three times the capacity: under gunicorn", known["gunicorn"], 1.0),
     }
 
 
 def main() -> None:
-    wanted = pictures()
-    if "--check" in sys.argv[1:]:
-        differing = [
-            name for name, text in wanted.items() if not (FOLDER / name).exists() or (FOLDER / name).read_text() != text
-        ]
-        raise SystemExit(
-            f"docs/pictures/shedding/{', '.join(differing)} differ from docs/shedding.json: "
-            "run python docs/draw_shedding.py"
-            if differing
-            else None
-        )
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in wanted.items():
-        (FOLDER / name).write_text(text)
+    update(pictures(), "docs/shedding.json", "draw_shedding.py")
 
 
 if __name__ == "__main__":
