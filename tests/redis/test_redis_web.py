@@ -27,6 +27,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from fastapi import Depends, FastAPI, Response
+from held_permits import Held, WatchedClock
 from proxy import proxy
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -37,11 +38,30 @@ from web_requests import Answered, Site, Wire, asgi_scope, wsgi_environ
 import forebay.contrib.aiohttp
 import forebay.contrib.fastapi
 import forebay.contrib.flask
-from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
+from forebay import (
+    Concurrency,
+    FixedWindow,
+    InvalidLimiter,
+    LeakyBucket,
+    MinInterval,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+)
 from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
 from forebay.redis.transport.deadline import Patience
 from forebay.testing import ManualClock
-from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, Ban, Rule, WSGIMiddleware, everyone
+from forebay.web import (
+    DISCONNECTED,
+    Answer,
+    ASGIMiddleware,
+    Ban,
+    ByteRate,
+    Rule,
+    WSGIMiddleware,
+    cleanup,
+    everyone,
+)
 from forebay.web.cleanup import BackgroundRelease
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
@@ -485,6 +505,51 @@ def test_held_permits_are_renewed_in_the_event_loop(
         assert (await held.peek("everyone")).remaining == 3
 
     in_event_loop(server.url, ask, timeout=PATIENT_S)
+
+
+def test_held_permits_are_renewed_while_a_thread_waits(
+    server: RedisServer, server_clock: ServerClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second of the clock after another, as time passes at the server, too: each third of the lease once."""
+    clock = WatchedClock()
+    begin_s = server_clock.now()
+    monkeypatch.setattr(cleanup, "time", SimpleNamespace(monotonic=clock.now))
+    with RedisStore(server.url, timeout=PATIENT_S) as there, Store.private(keys=9, clock=clock) as here:
+        limiter = Concurrency(there, "held", 1, lease="3 seconds")
+        held = Held(clock, limiter, Rule(limiter, key=everyone))
+        check = held.check
+
+        def time_passes() -> None:
+            server_clock.set(begin_s + clock.now())
+            check()
+
+        held.check = time_passes  # type: ignore[method-assign]
+        renewals: list[float] = []
+        renew = cleanup.RequestCleanup.renew
+
+        def counted(of: Any) -> None:
+            renewals.append(clock.now())
+            renew(of)
+
+        monkeypatch.setattr(cleanup.RequestCleanup, "renew", counted)
+
+        def app(environ: Any, start_response: Any) -> list[bytes]:
+            assert len(environ["wsgi.input"].read()) == 100_000
+            start_response("200 OK", [("Content-Type", "text/plain")])(b"a" * 3)
+            return [b"a"]
+
+        held.watch()
+        gap = MinInterval(here, "gap", "10s")
+        gap.reserve("everyone")
+        # A byte each five seconds, of which one may go at once.
+        slow = ByteRate(TokenBucket(here, "slow", "12 B/minute", burst=1), key=everyone)
+        rules = [held.rule, Rule(gap, key=everyone, delay="1 hour"), slow]
+        environ = wsgi_environ("/", "POST", body=b"x" * 100_000)
+        answer: Any = WSGIMiddleware(app, rules)(environ, lambda *_: lambda part: None)
+        assert list(answer) == [b"a"]
+        answer.close()
+        assert renewals == [*range(1, 26)]
+        assert held.ended()
 
 
 def test_parts_of_a_long_response_do_not_wait_for_redis(server: RedisServer, client: redis.Redis) -> None:

@@ -34,6 +34,7 @@ from forebay.web.answers import retry_after
 from forebay.web.live_gate import VersionedRules, gate_of
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions, GivenRules
+from forebay.web.renewals import renew_while_reading, renewals_of
 from forebay.web.request import Environ
 from forebay.web.wsgi import Application, StartResponse, TrackedResponse
 
@@ -167,6 +168,8 @@ class Limits:
             answer = self._gates.decide_exempt(asked, visit)
         else:
             answer = self._gates.decide(asked, visit, rules, blueprint)
+        if visit.cleanup.has_renewals:
+            renew_while_reading(environ, renewals_of(environ))
         if answer is None:
             return
         response = _response(answer)

@@ -41,6 +41,7 @@ from forebay.web import (
 )
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.live_gate import VersionedRules
+from forebay.web.renewals import RENEWALS, renewals_of
 from forebay.web.request import KeyFunction
 from forebay.web.request_ids import RequestId
 from forebay.web.rules import check_event_loop
@@ -181,9 +182,13 @@ class AppGates:
         """Charge a view's `rules`, or those for all requests. Returns the response if the request is denied."""
         gate = self.gate if rules is None else self.gate_of(rules, source)
         passage = gate.admit(request)
+        native: Any = request.native
         if isinstance(passage, Passage) and passage.cleanup is not None:
-            passage.cleanup.wait_turn()
-        return self._answer(gate, request, visit, passage)
+            passage.cleanup.wait_turn(native.get(RENEWALS))
+        answer = self._answer(gate, request, visit, passage)
+        if visit.cleanup.has_renewals:
+            renewals_of(native).add(visit.cleanup)
+        return answer
 
     def decide_exempt(self, request: Request, visit: Visit) -> Answer | None:
         """As ``decide``, for a view that is exempt from the rules for all requests: each ``Deny`` applies to it."""

@@ -19,6 +19,7 @@ from forebay.core.reservation import Reservation
 from forebay.errors import StoreClosed, StoreUnavailable
 from forebay.rate import NS
 from forebay.shedding.shedder import Admission, Outcome
+from forebay.web.renewals import Renewals
 from forebay.web.rules import DISCONNECTED, Rule
 from forebay.web.store_errors import STORE_ERRORS
 from forebay.web.turns import Turn, sleep_until_due, sleep_until_due_async
@@ -144,17 +145,20 @@ class RequestCleanup:
         """Whether something is held that ends unless it is renewed."""
         return bool(self.leases or self.admissions)
 
-    def wait_turn(self) -> None:
-        """Wait in this thread until the request may be handled. Call it before the handler of an admitted request."""
+    def wait_turn(self, others: Renewals | None = None) -> None:
+        """Wait in this thread until the request may be handled. Call it before the handler of an admitted request.
+
+        Its leases are renewed meanwhile, and those of the `others`, which the request holds already.
+        """
         if self.turns:
             with self._rolled_back_unless_due():
-                sleep_until_due(self.turns)
+                sleep_until_due(self.turns, (others or Renewals()).beside(self))
 
     async def wait_turn_async(self) -> None:
-        """As ``wait_turn``, for a task."""
+        """As ``wait_turn``, for a task. The event loop renews the leases of other cleanups."""
         if self.turns:
             with self._rolled_back_unless_due():
-                await sleep_until_due_async(self.turns)
+                await sleep_until_due_async(self.turns, Renewals([self]))
 
     @contextlib.contextmanager
     def _rolled_back_unless_due(self) -> Generator[None]:
@@ -210,8 +214,11 @@ class RequestCleanup:
         for admission in self.admissions:
             self._call(admission.renew)
 
-    def renew_with_part(self) -> None:
-        """Renew the leases with a part of a streamed response. Leases in Redis are renewed only when that is due."""
+    def renew_if_due(self) -> None:
+        """Renew the leases where no timer does: with each part of a response, for example.
+
+        Leases in Redis are renewed only after a third of their length.
+        """
         if self.has_renewals and (not self.has_remote_lease or time.monotonic() >= self.renew_at_s):
             self.renew()
             self.renew_at_s = time.monotonic() + self.renew_after_s

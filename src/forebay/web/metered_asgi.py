@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from forebay.web.byte_rates import Meters
 from forebay.web.metering import Meter
+from forebay.web.renewals import Renewals, renewals_of
 from forebay.web.request import Scope
 
 __all__ = ["metered"]
@@ -29,13 +30,15 @@ def metered(app: Application, meters: Meters) -> Application:
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         incoming = _Incoming(receive)
         reading, sending = meters
+        # A timer renews most leases. Here are those of applications that have none while they send a body.
+        renewals = renewals_of(scope)
         try:
-            receive = incoming.receive if reading is None else _metered_receive(incoming, reading)
+            receive = incoming.receive if reading is None else _metered_receive(incoming, reading, renewals)
             if sending is not None:
                 # An application that looks for them sends the parts of a file.
                 if extensions := scope.get("extensions"):
                     scope["extensions"] = {name: of for name, of in extensions.items() if name not in FILES}
-                send = _MeteredSend(incoming, sending, send)
+                send = _MeteredSend(incoming, sending, renewals, send)
             await app(scope, receive, send)
         finally:
             incoming.end()
@@ -46,10 +49,10 @@ def metered(app: Application, meters: Meters) -> Application:
     return run
 
 
-def _metered_receive(incoming: _Incoming, meter: Meter) -> Receive:
+def _metered_receive(incoming: _Incoming, meter: Meter, renewals: Renewals) -> Receive:
     async def receive() -> Message:
         message = await incoming.receive()
-        async for _ in meter.pieces_async(message.get("body", b""), incoming.pause):
+        async for _ in meter.pieces_async(message.get("body", b""), renewals, incoming.pause):
             pass
         return message
 
@@ -57,8 +60,8 @@ def _metered_receive(incoming: _Incoming, meter: Meter) -> Receive:
 
 
 class _MeteredSend:
-    def __init__(self, incoming: _Incoming, meter: Meter, send: Send) -> None:
-        self._incoming, self._meter, self._send = incoming, meter, send
+    def __init__(self, incoming: _Incoming, meter: Meter, renewals: Renewals, send: Send) -> None:
+        self._incoming, self._meter, self._renewals, self._send = incoming, meter, renewals, send
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
@@ -74,7 +77,7 @@ class _MeteredSend:
         body = message.get("body", b"")
         is_last = not message.get("more_body", False)
         left = len(body)
-        async for piece in self._meter.pieces_async(body, self._incoming.pause):
+        async for piece in self._meter.pieces_async(body, self._renewals, self._incoming.pause):
             left -= len(piece)
             if left or not is_last:
                 await self._send({**message, "body": piece, "more_body": True})

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from forebay.web.byte_rates import Meters
 from forebay.web.metering import Meter
+from forebay.web.renewals import Renewals, renew_while_reading, renewals_of
 from forebay.web.request import Environ
 
 __all__ = ["MeteredApplication"]
@@ -20,7 +21,7 @@ class MeteredApplication:
     """An application with the meters of one request.
 
     A file that it returns as a ``wsgi.file_wrapper`` is read in parts, as any other body: the server doesn't send it by
-    itself.
+    itself. While a piece waits, the leases that any layer of middleware holds for the request are renewed.
     """
 
     def __init__(self, app: Application, meters: Meters) -> None:
@@ -28,9 +29,11 @@ class MeteredApplication:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         reading, sending = self._meters
+        renewals = renewals_of(environ)
         if reading is not None:
-            environ["wsgi.input"] = _MeteredInput(environ["wsgi.input"], reading)
-        return _MeteredResponse(self._app, environ, start_response, reading, sending)
+            renew_while_reading(environ, renewals)
+            environ["wsgi.input"] = _MeteredInput(environ["wsgi.input"], reading, renewals)
+        return _MeteredResponse(self._app, environ, start_response, reading, sending, renewals)
 
 
 class _MeteredResponse:
@@ -41,8 +44,9 @@ class _MeteredResponse:
         start_response: StartResponse,
         reading: Meter | None,
         sending: Meter | None,
+        renewals: Renewals,
     ) -> None:
-        self._start_response, self._meter = start_response, sending
+        self._start_response, self._meter, self._renewals = start_response, sending, renewals
         self._meters = [meter for meter in (reading, sending) if meter is not None]
         self._body: Iterable[bytes] = ()
         try:
@@ -60,7 +64,7 @@ class _MeteredResponse:
         send = self._start_response(status, headers, *([] if exc_info is None else [exc_info]))
 
         def write(part: bytes) -> None:
-            for piece in meter.pieces(part):
+            for piece in meter.pieces(part, self._renewals):
                 send(piece)
 
         return write
@@ -68,7 +72,7 @@ class _MeteredResponse:
     def _metered(self, meter: Meter) -> Iterator[bytes]:
         for part in self._body:
             if part:
-                yield from meter.pieces(part)
+                yield from meter.pieces(part, self._renewals)
             else:
                 yield part
 
@@ -94,11 +98,11 @@ class _MeteredResponse:
 class _MeteredInput:
     """A request's body, which is read no faster than its meter allows."""
 
-    def __init__(self, body: Any, meter: Meter) -> None:
-        self._body, self._meter = body, meter
+    def __init__(self, body: Any, meter: Meter, renewals: Renewals) -> None:
+        self._body, self._meter, self._renewals = body, meter, renewals
 
     def _metered(self, part: bytes) -> bytes:
-        for _ in self._meter.pieces(part):
+        for _ in self._meter.pieces(part, self._renewals):
             pass
         return part
 

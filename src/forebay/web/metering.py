@@ -8,8 +8,9 @@ from typing import Any, Final, Self
 
 from forebay.rate import NS
 from forebay.web.denials import log_for_operator
+from forebay.web.renewals import Renewals
 from forebay.web.store_errors import STORE_ERRORS
-from forebay.web.turns import HeldBack, Turn, sleep_until_due
+from forebay.web.turns import HeldBack, Turn, sleep_until_due, sleeps_until_due
 
 __all__ = ["Meter", "Place"]
 
@@ -47,19 +48,21 @@ class Meter:
         """A response has this status. Without a body it isn't metered, whatever the application sends."""
         self._is_off = self._is_off or status < 200 or status in (204, 304)
 
-    def pieces(self, part: Any) -> Iterator[Any]:
-        """The bytes of `part`, each piece when its turn comes; the thread waits for it."""
+    def pieces(self, part: Any, renewals: Renewals) -> Iterator[Any]:
+        """The bytes of `part`, each piece when its turn comes; the thread waits for it, and renews the leases."""
         at = 0
         while at < len(part):
             size, places = self._next_piece(len(part) - at)
             with _Bookings() as bookings:
                 for place in places:
                     if turn := self._book(place, size, bookings):
-                        sleep_until_due([turn])
+                        sleep_until_due([turn], renewals)
             yield part if size == len(part) else part[at : at + size]
             at += size
 
-    async def pieces_async(self, part: Any, pause: Callable[[float], Awaitable[bool]]) -> AsyncIterator[Any]:
+    async def pieces_async(
+        self, part: Any, renewals: Renewals, pause: Callable[[float], Awaitable[bool]]
+    ) -> AsyncIterator[Any]:
         """As ``pieces``, for a task. `pause` sleeps for some seconds, or returns True once the client has gone."""
         at = 0
         while at < len(part):
@@ -67,8 +70,8 @@ class Meter:
             with _Bookings() as bookings:
                 for place in places:
                     turn = self._book(place, size, bookings)
-                    while turn and (left_s := turn.left_s) > 0:
-                        if await pause(left_s):
+                    for seconds in sleeps_until_due([turn] if turn else (), renewals):
+                        if await pause(seconds):
                             # The server drops the rest.
                             self._is_off = True
                             raise _ClientHasGone

@@ -130,8 +130,9 @@ class Rule:
     """A limit and the requests that it is for.
 
     * `limiter`: any limiter. The permits of a ``Concurrency`` are held while the request is handled and its response
-      is sent; the lease must last longer than the longest request, or than the longest pause in a streamed response,
-      which renews it. Over Redis: a WSGI application needs a ``RedisStore`` or a ``LeasedStore``, an ASGI application
+      is sent. Under ASGI its lease is renewed meanwhile. Under WSGI it is renewed with each part of a body, and while
+      the request is held back, so it must last twice as long as the handler computes or a client pauses between two
+      of these. Over Redis: a WSGI application needs a ``RedisStore`` or a ``LeasedStore``, an ASGI application
       an ``AsyncRedisStore`` or an ``AsyncLeasedStore``.
     * `path`: a pattern or several; ``*`` matches anything, ``{name}`` one segment, ``{name:path}`` anything; a slash at
       the end makes no difference. ``"/api/*"`` is ``/api`` and everything below. None: every path. The pattern is

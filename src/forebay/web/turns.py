@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from forebay import forking
 from forebay.core.reservation import Reservation
 from forebay.rate import NS
 from forebay.store import Store
+from forebay.web.renewals import Renewals
 
-__all__ = ["HeldBack", "Turn", "sleep_until_due", "sleep_until_due_async"]
+__all__ = ["HeldBack", "Turn", "sleep_until_due", "sleep_until_due_async", "sleeps_until_due"]
 
 MOST_IN_THREADS: Final = 4
 MOST_IN_LOOP: Final = 1000
@@ -88,13 +89,16 @@ class Turn:
         self._store, self._reservation, self._held_back = store, reservation, held_back
 
     @property
-    def left_s(self) -> float:
-        """Seconds until it is due, at least 0. A manual clock is advanced to that time."""
-        left_ns = self._reservation.due_ns - self._store.now_ns()
-        if left_ns > 0 and self._store.manual_clock is not None:
-            self._store.manual_clock.set_ns(self._reservation.due_ns)
-            left_ns = 0
-        return max(left_ns, 0) / NS
+    def left_ns(self) -> int:
+        """Nanoseconds until it is due, at least 0."""
+        return max(self._reservation.due_ns - self._store.now_ns(), 0)
+
+    def advance_clock(self, duration_ns: int) -> bool:
+        """Advance a manual clock. False: the store has another clock, so the caller sleeps."""
+        clock = self._store.manual_clock
+        if clock is not None:
+            clock.set_ns(self._store.now_ns() + duration_ns)
+        return clock is not None
 
     def end(self) -> None:
         """The request is no longer held back. Call it once."""
@@ -105,11 +109,31 @@ class Turn:
         self._reservation.cancel()
 
 
-def sleep_until_due(turns: Iterable[Turn]) -> None:
-    """Sleep in this thread until all of them are due. Their stores may have different clocks."""
-    time.sleep(max(turn.left_s for turn in turns))
+def sleeps_until_due(turns: Iterable[Turn], renewals: Renewals) -> Iterator[float]:
+    """The lengths, in seconds, of the sleeps after which all turns are due. Between them the leases are renewed.
+
+    The stores of the turns may have different clocks.
+    """
+    for turn in turns:
+        left_ns = turn.left_ns
+        if left_ns:
+            renewals.renew()
+        while left_ns:
+            slice_ns = int(min(left_ns, renewals.slice_s * NS))
+            if not turn.advance_clock(slice_ns):
+                yield slice_ns / NS
+            renewals.renew()
+            # The last sleep isn't measured again: it is as long as what was left.
+            left_ns = turn.left_ns if slice_ns < left_ns else 0
 
 
-async def sleep_until_due_async(turns: Iterable[Turn]) -> None:
+def sleep_until_due(turns: Iterable[Turn], renewals: Renewals) -> None:
+    """Sleep in this thread until all of them are due."""
+    for seconds in sleeps_until_due(turns, renewals):
+        time.sleep(seconds)
+
+
+async def sleep_until_due_async(turns: Iterable[Turn], renewals: Renewals) -> None:
     """As ``sleep_until_due``, in a task."""
-    await asyncio.sleep(max(turn.left_s for turn in turns))
+    for seconds in sleeps_until_due(turns, renewals):
+        await asyncio.sleep(seconds)

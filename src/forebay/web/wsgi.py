@@ -14,6 +14,7 @@ from forebay.web.live_gate import VersionedRules, limit_path
 from forebay.web.metered_wsgi import MeteredApplication
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions, GivenRules
+from forebay.web.renewals import RENEWALS, renew_while_reading, renewals_of
 from forebay.web.request import BodyTooLarge, Environ, declares_more_than
 from forebay.web.response_limits import with_wsgi_limit
 from forebay.web.rules import DISCONNECTED, Answer, Denial, outcome
@@ -70,7 +71,11 @@ class WSGIMiddleware(WSGIFastPath):
         if isinstance(passage, Denial):
             return _send(self.gate.answer(request, passage), request, start_response)
         assert passage.cleanup is not None
-        passage.cleanup.wait_turn()
+        passage.cleanup.wait_turn(request.native.get(RENEWALS))
+        if passage.cleanup.has_renewals:
+            renewals = renewals_of(request.native)
+            renewals.add(passage.cleanup)
+            renew_while_reading(request.native, renewals)
         return TrackedResponse(app, request.native, start_response, passage.fields, passage.cleanup)
 
 
@@ -126,7 +131,17 @@ class TrackedResponse:
                 if name.lower() == "content-length" and value.isdecimal():
                     self._left_bytes = int(value)
             self.cleanup.begin(self.status)
-        return start(self._start_response, status, headers, exc_info)
+        write = start(self._start_response, status, headers, exc_info)
+        if not self.cleanup.has_renewals:
+            return write
+
+        def write_and_renew(part: bytes) -> object:
+            self.cleanup.renew_if_due()
+            written = write(part)
+            self.cleanup.renew_if_due()
+            return written
+
+        return write_and_renew
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -145,7 +160,7 @@ class TrackedResponse:
             if self._left_bytes <= 0:
                 self._is_complete = True
                 self.cleanup.end(self.status)
-        self.cleanup.renew_with_part()
+        self.cleanup.renew_if_due()
         return part
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ from forebay.web import DISCONNECTED, Answer
 from forebay.web.live_gate import gate_of
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
+from forebay.web.renewals import RENEWALS, Renewals
 from forebay.web.rules import check_event_loop, outcome
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "exempt", "limited", "setting"]
@@ -231,8 +232,12 @@ class LimitsMiddleware:
             except BaseException:
                 visit.end(DISCONNECTED)
                 raise
-        # From here on the end may go unnoticed, so the timer stops: each part of a stream renews the leases.
+        # From here on the end may go unnoticed, so the timer stops. Each part of a stream renews the leases, and so
+        # does a meter that slows the stream down.
         visit.renewal.stop()
+        renewals: Renewals | None = getattr(request, "scope", {}).get(RENEWALS)
+        if renewals is not None:
+            renewals.add(visit.cleanup)
         _finish(request, response, visit)
         try:
             await visit.cleanup.wait()
@@ -387,7 +392,7 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         try:
             for part in parts:
                 yield part
-                cleanup.renew_with_part()
+                cleanup.renew_if_due()
         except Exception:
             end()
             raise
@@ -399,7 +404,7 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         try:
             async for part in parts:
                 yield part
-                cleanup.renew_with_part()
+                cleanup.renew_if_due()
         except BaseException:
             end()
             raise
