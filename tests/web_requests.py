@@ -187,3 +187,41 @@ def call_asgi(
     )
     asyncio.run(app(asgi_scope(path, method, fields=fields, **options), wire.receive, wire.send))
     return wire.answered()
+
+
+class HeldRequests:
+    """An ASGI application in an event loop, and the requests that wait in it."""
+
+    def __init__(self, rules: Any) -> None:
+        self._limited = ASGIMiddleware(self._app, rules)
+        self._waiting: list[asyncio.Task[Any]] = []
+
+    async def ask(self, tier: bytes = b"") -> int | None:
+        """The status; None: the request waits for its turn."""
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        fields = [(b"tier", tier)]
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": fields, "client": (CLIENT, 1)}
+        task = asyncio.ensure_future(self._limited(scope, self._receive, send))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if task.done():
+            return statuses[0]
+        self._waiting.append(task)
+        return None
+
+    async def cancel(self, count: int = 1) -> None:
+        """The clients of so many of them leave, of the latest first."""
+        for _ in range(count):
+            task = self._waiting.pop()
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _receive(self) -> Any: ...
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})

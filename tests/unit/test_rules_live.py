@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from rule_files import FILE, LIMITS
-from web_requests import Kind, Site
+from web_requests import HeldRequests, Kind, Site, call_wsgi, wsgi_environ
 
 from forebay import InvalidLimiter, InvalidRuleFile, Store, TokenBucket
 from forebay.contrib.views import rules_of
 from forebay.rules import FileSource, LiveRules, Source
-from forebay.web import Gate, Rule
+from forebay.testing import ManualClock
+from forebay.web import Gate, Rule, WSGIMiddleware
 from forebay.web.live_gate import LiveGate, gate_of
 
 NEVER = "10 hours"
@@ -321,3 +322,57 @@ def test_rules_in_code_are_as_before(store: Store) -> None:
     with pytest.raises(InvalidLimiter, match="rules are of Rule"):
         Gate(5)  # type: ignore[arg-type]
     assert policy(Site("wsgi", [Rule(TokenBucket(store, "one", "5/hour"))])).startswith('"one";q=5')
+
+
+# Requests that are held back
+
+
+def delaying_document(most: int, name: str = "spaced") -> str:
+    return (
+        'version = 1\n[limits.gap]\nalgorithm = "min-interval"\ninterval = "1 hour"\n'
+        f'[[rules]]\nname = "{name}"\nlimits = ["gap"]\nkey = "everyone"\ndelay = "9 hours"\nmost_delayed = {most}\n'
+    )
+
+
+def test_requests_that_wait_count_for_the_next_version(live_rules: Callable[..., LiveRules]) -> None:
+    async def ask() -> None:
+        source = TextSource(delaying_document(1))
+        live = live_rules(source)
+        held = HeldRequests(live)
+        assert [await held.ask() for _ in range(3)] == [200, None, 429]
+        for most, statuses in ((2, [None, 429]), (1, [429]), (3, [None, 429])):
+            source.text = delaying_document(most)
+            live.step()
+            assert [await held.ask() for _ in statuses] == statuses
+        # Those of the first two versions leave their places to the last one.
+        await held.cancel(3)
+        assert [await held.ask() for _ in range(4)] == [None, None, None, 429]
+        await held.cancel(3)
+
+    asyncio.run(ask())
+
+
+def slowed_document(rate: str, most: int) -> str:
+    return (
+        f'version = 1\n[limits.files]\nalgorithm = "token-bucket"\nrate = "{rate}"\n'
+        f'[[rules]]\nname = "files"\nlimits = ["files"]\nkey = "everyone"\nbytes = "responses"\nmost_held = {most}\n'
+    )
+
+
+def test_bodies_that_were_slowed_down_count_for_the_next_version() -> None:
+    with Store.private(keys=100, clock=ManualClock()) as store:
+        source = TextSource(slowed_document("10 B/second", 1))
+
+        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+            start_response("200 OK", [])
+            return iter([b"x" * 20])
+
+        with LiveRules(source, store=store, interval=NEVER) as live:
+            site = WSGIMiddleware(app, live)
+            slowed: Any = site(wsgi_environ(), lambda *_: print)
+            assert b"".join(slowed) == b"x" * 20
+            source.text = slowed_document("20 B/second", 1)
+            live.step()
+            assert call_wsgi(site).status == 503
+            slowed.close()
+            assert call_wsgi(site).status == 200

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from web_requests import CLIENT, Kind, Site, wsgi_environ
+from web_requests import CLIENT, HeldRequests, Kind, Site, wsgi_environ
 
 from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
 from forebay.testing import ManualClock
@@ -196,42 +196,6 @@ def test_turns_of_stores_of_different_age_are_all_waited_for(site: MakeSite) -> 
         assert (old.now() - begin[0], new.now() - begin[1]) == (2, 6)
 
 
-class Held:
-    """An ASGI application in an event loop, and the requests that wait in it."""
-
-    def __init__(self, *rules: Rule) -> None:
-        self._limited = ASGIMiddleware(self._app, rules)
-        self._waiting: list[asyncio.Task[Any]] = []
-
-    async def ask(self, tier: bytes = b"") -> int | None:
-        """The status; None: the request waits for its turn."""
-        statuses: list[int] = []
-
-        async def send(message: Any) -> None:
-            statuses.extend([message["status"]] if "status" in message else [])
-
-        fields = [(b"tier", tier)]
-        scope = {"type": "http", "method": "GET", "path": "/", "headers": fields, "client": (CLIENT, 1)}
-        task = asyncio.ensure_future(self._limited(scope, self._receive, send))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        if task.done():
-            return statuses[0]
-        self._waiting.append(task)
-        return None
-
-    async def cancel(self) -> None:
-        task = self._waiting.pop()
-        task.cancel()
-        await asyncio.wait([task])
-
-    async def _receive(self) -> Any: ...
-
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-
 def test_a_request_above_the_most_delayed_is_denied_as_any_other() -> None:
     """No rule charges it, and its ban counts it."""
     with Store.private(keys=99) as store:
@@ -240,7 +204,7 @@ def test_a_request_above_the_most_delayed_is_denied_as_any_other() -> None:
 
         async def ask() -> None:
             gap = real(MinInterval, "1 hour", delay="9 hours", most_delayed=1, ban=ban)
-            held = Held(Rule(quota, key=everyone), gap)
+            held = HeldRequests([Rule(quota, key=everyone), gap])
             assert [await held.ask() for _ in range(4)] == [200, None, 429, 429]
             assert quota.peek("everyone").remaining == 7
             assert not ban.peek("everyone")
@@ -257,7 +221,7 @@ def test_each_rule_bounds_the_requests_that_it_holds_back() -> None:
 
     async def ask() -> None:
         short = real(MinInterval, "1 hour", delay="9 hours", most_delayed=1)
-        held = Held(short, real(MinInterval, "2 hours", delay="9 hours"))
+        held = HeldRequests([short, real(MinInterval, "2 hours", delay="9 hours")])
         assert [await held.ask() for _ in range(3)] == [200, None, 429]
         await held.cancel()
         with Store.private(keys=9) as store:
@@ -270,7 +234,7 @@ def test_each_rule_bounds_the_requests_that_it_holds_back() -> None:
                 delay=9e3,
                 most_delayed=1,
             )
-            held = Held(tiered)
+            held = HeldRequests([tiered])
             assert [await held.ask(tier) for tier in (b"one", b"two", b"one", b"two")] == [200, 200, None, 429]
             await held.cancel()
             assert await held.ask(b"two") is None

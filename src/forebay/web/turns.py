@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
 from forebay import forking
@@ -32,34 +32,39 @@ class HeldBack:
 
     def __init__(self, most: int | None) -> None:
         self._most = most
+        self._counted_as: Hashable = self
+
+    def count_as(self, place: Hashable) -> None:
+        """Count together with all of this process that have the same place: a rule in its versions. Call it first."""
+        self._counted_as = place
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another one at the moment."""
-        return _counts.get(self, 0) >= self._bound()
+        return _counts.get(self._counted_as, 0) >= self._bound()
 
     def add(self) -> bool:
         """Count a request; False if there is no room for it. ``remove`` ends each that was counted."""
         most = self._bound()
         with _lock:
-            count = _counts.get(self, 0)
+            count = _counts.get(self._counted_as, 0)
             if count >= most:
                 return False
-            _counts[self] = count + 1
+            _counts[self._counted_as] = count + 1
             return True
 
     def remove(self) -> None:
         with _lock:
-            count = _counts.pop(self, 0)
+            count = _counts.pop(self._counted_as, 0)
             if count > 1:
-                _counts[self] = count - 1
+                _counts[self._counted_as] = count - 1
 
     def _bound(self) -> int:
         return self._most or (MOST_IN_LOOP if _is_in_loop() else MOST_IN_THREADS)
 
 
 _lock = threading.Lock()
-_counts: Final[dict[HeldBack, int]] = {}
+_counts: Final[dict[Hashable, int]] = {}
 
 
 def _reset_in_child() -> None:

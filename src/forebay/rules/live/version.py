@@ -51,5 +51,13 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
     for name in (*spec.limits, *bans, MARKS):
         store.names.expect_several(name)
     built = build(spec, document, store, functions, problems)
-    rules = [carried(rule, publication.limits, store) for one in built for each in one.rules.values() for rule in each]
+    rules = []
+    for one in built:
+        for effect, of_effect in one.rules.items():
+            for rule in of_effect:
+                live = carried(rule, publication.limits, store)
+                if not isinstance(live, Deny):
+                    # Requests that a version holds back count for the next one, too.
+                    live.held_back.count_as((store, one.spec.name, effect, live.limiter.name))
+                rules.append(live)
     return Version(publication, spec.limits, rules, number)
