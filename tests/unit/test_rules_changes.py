@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from web_requests import Site
 from forebay import FixedWindow, Store
 from forebay.rules import LiveRules
 from forebay.rules.live.carrying import MARKS, carried
+from forebay.rules.live.publication import Board, Publication
 from forebay.rules.live.standing import Standing
 from forebay.testing import ManualClock
 from forebay.web import Ban, ClientAddress, Rule
@@ -29,7 +31,7 @@ class Changing:
     """A site whose limit changes at once."""
 
     def __init__(self, store: Store, text: str) -> None:
-        self.source = TextSource(text)
+        self.store, self.source = store, TextSource(text)
         self.live = LiveRules(self.source, store=store, interval=NEVER)
         self.site = Site("wsgi", self.live)
 
@@ -37,6 +39,16 @@ class Changing:
         self.source.text = text
         self.live.step()
         assert self.live.status().error is None
+
+    def published(self) -> Publication:
+        board = Board(self.store)
+        return board.read(board.version)
+
+    def damage(self) -> None:
+        """Remove the file of what is published."""
+        board = Board(self.store)
+        for path in Path(board.note_path).parent.glob(f"{Path(board.note_path).stem}.[0-9]*"):
+            path.unlink()
 
     def allowed(self, client: str = "192.0.2.1") -> int:
         """How many requests are allowed now."""
@@ -116,6 +128,102 @@ def test_limit_that_is_removed_and_comes_back_goes_on(changing: Callable[[str], 
         one.change(second)
         # The second client has not been seen since the first change.
         assert [one.allowed(f"192.0.2.{number}") for number in (1, 2, 3)] == [0, 0, 0]
+
+
+OTHER = document("5/hour", algorithm="fixed-window").replace("api", "other")
+
+
+@pytest.mark.parametrize("on_change", [{}, {"on_change": '"share"'}, {"on_change": '"reset"'}])
+def test_limit_that_is_removed_and_comes_back_as_another_keeps_its_part(
+    changing: Callable[[str], Changing], on_change: dict[str, str]
+) -> None:
+    one = changing(document("100/hour", algorithm="fixed-window"))
+    one.use(60)
+    for _ in range(2):
+        one.change(OTHER)
+        one.change(OTHER.replace("5/hour", "6/hour"))
+    one.change(document("50/hour", algorithm="token-bucket", **on_change))
+    assert one.allowed() == (50 if on_change.get("on_change") == '"reset"' else 20)
+    assert one.allowed("192.0.2.2") == 50
+
+
+def test_limit_that_was_removed_long_ago_comes_back_as_new(
+    changing: Callable[[str], Changing], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = changing(document("100/hour", algorithm="fixed-window"))
+    one.use(60)
+    one.change(OTHER)
+    clock.advance(2 * 3600)
+    # Also if no document came meanwhile. A key's share costs nothing then.
+    monkeypatch.setattr("forebay.rules.live.carrying._Link.bring", crash)
+    one.change(document("50/hour", algorithm="token-bucket"))
+    assert one.allowed() == 50
+    one.change(OTHER)
+    assert [*one.published().limits] == ["other", "api"]
+    clock.advance(2 * 3600)
+    one.change(OTHER.replace("5/hour", "6/hour"))
+    assert [*one.published().limits] == ["other"]
+
+
+# Processes that can't use what is in force
+
+
+def with_tiers(text: str) -> str:
+    """Of no use for an application without tiers."""
+    return text.replace("version = 1\n", 'version = 1\ntiers = ["pro"]\n') + 'tier = ["pro"]\n'
+
+
+def test_keys_keep_their_state_if_the_next_loader_cant_use_what_is_in_force(
+    changing: Callable[[str], Changing], store: Store
+) -> None:
+    """As one of an application that has no tiers, after a rollback."""
+    first, second = document("5/hour", algorithm="fixed-window"), document("5/hour", algorithm="sliding-log", keys="10")
+    one = changing(first)
+    one.use(5, "192.0.2.1")
+    one.change(second)
+    one.use(5, "192.0.2.2")
+    one.live.close()
+    removing = LiveRules(TextSource(with_tiers(OTHER)), store=store, interval=NEVER, tier=lambda request: "pro")
+    removing.close()
+    # The two limits of before the removal, which the document has again.
+    back = changing(second)
+    assert back.live.status().version == 4
+    assert [back.allowed(f"192.0.2.{number}") for number in (1, 2)] == [0, 0]
+    assert back.allowed("192.0.2.3") == 5
+
+
+def test_a_loader_that_cant_use_what_is_in_force_publishes_what_comes_next(
+    changing: Callable[[str], Changing], store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = document("5/hour", algorithm="fixed-window"), document("5/hour", algorithm="sliding-log", keys="10")
+    one = changing(first)
+    one.use(5)
+    source = TextSource(first)
+    with LiveRules(source, store=store, interval=NEVER, tier=lambda request: "pro") as other:
+        one.live.close()
+        for text in (second, with_tiers(second)):
+            source.text = text
+            other.step()
+        assert other.status().published == 3
+    # This process becomes the loader, and keeps the rules of before.
+    one.source.text = with_tiers(second)
+    one.live.step()
+    status = one.live.status()
+    assert (status.version, status.published, status.error) == (1, 3, None)
+    assert "can't be used here" in str(status.process_error)
+    one.change(second.replace("5/hour", "6/hour"))
+    assert one.live.status().published == 4
+    assert one.allowed() == 0
+
+
+def test_a_loader_goes_on_without_a_version_that_cant_be_read(
+    changing: Callable[[str], Changing], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = changing(document("5/hour"))
+    one.live.close()
+    one.damage()
+    assert changing(document("6/hour")).allowed() == 6
+    assert "limits that have changed before count as if they had not" in caplog.text
 
 
 def test_share_is_the_same_part_of_the_new_limit(

@@ -64,7 +64,7 @@ def carried(rule: Deny | Rule | ByteRate, limits: Mapping[str, Standing], store:
         return rule
     limiter: Any = rule.limiter
     standing = limits.get(limiter.name, Standing())
-    if standing == Standing():
+    if not standing.generation and not standing.former:
         return rule
     links = []
     latest: tuple[Any, int] = limiter, standing.generation

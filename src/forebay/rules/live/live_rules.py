@@ -161,8 +161,8 @@ class LiveRules(VersionedRules):
         if self._host.closed:
             return
         if self._election.try_win():
-            self.in_force()
-            self._loader.step(self._version)
+            seen, _ = self.in_force()
+            self._loader.step(self._version, seen)
         for gate in alive_in(self._gates):
             if gate.watch.has_news():
                 gate.refresh()
@@ -192,13 +192,14 @@ class LiveRules(VersionedRules):
 
     def _load_as_loader(self) -> None:
         unusable = None
-        if self._board.version:
+        seen = self._board.version
+        if seen:
             try:
-                self.in_force()
+                seen, _ = self.in_force()
             except Exception as error:
                 # As of an older application. The source may have others.
                 unusable = error
-        problem = self._loader.step(self._version, at_once=True)
+        problem = self._loader.step(self._version, seen, at_once=True)
         if self._version is None and problem is not None:
             raise problem
         if self._board.version != self._number or self._version is None:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,9 +15,9 @@ from typing import Any, Final
 from forebay.extras import Needs
 from forebay.rules.keys import Functions
 from forebay.rules.live.election import Election
-from forebay.rules.live.publication import Board, Publication
+from forebay.rules.live.publication import Board, Publication, UnreadableRules
 from forebay.rules.live.sources import Source
-from forebay.rules.live.standing import change_of, standings
+from forebay.rules.live.standing import Standing, change_of, standings
 from forebay.rules.live.version import Version, checked_limits
 
 with Needs("rules", __name__):
@@ -88,16 +88,17 @@ class Loader:
         self._election.begin_in_child()
         self._begin()
 
-    def step(self, in_force: Version | None, *, at_once: bool = False) -> Exception | None:
+    def step(self, in_force: Version | None, seen: int, *, at_once: bool = False) -> Exception | None:
         """Publish the source's document, if it is another one and good. Returns why not.
 
-        `in_force`: the version of this process, or None. `at_once`: a document that may be in parts counts, too.
+        `in_force`: the version of this process, or None. `seen`: the version of the host that it has looked at, which
+        it may not be able to use. `at_once`: a document that may be in parts counts, too.
         """
-        error = self._publish_news(in_force, at_once)
+        error = self._publish_news(in_force, seen, at_once)
         self._leave_note()
         return error
 
-    def _publish_news(self, in_force: Version | None, at_once: bool) -> Exception | None:
+    def _publish_news(self, in_force: Version | None, seen: int, at_once: bool) -> Exception | None:
         try:
             document = self._source.read()
         except Exception as error:
@@ -115,7 +116,7 @@ class Loader:
         if not is_settled:
             return None
         try:
-            version = self._publish(document, in_force)
+            version = self._publish(document, in_force, seen)
         except Exception as error:
             self._handled = document
             self._complain(f"holds what can't be used: {_described(error)}", in_force)
@@ -125,15 +126,22 @@ class Loader:
             self._complain(None, in_force)
         return None
 
-    def _publish(self, document: bytes, in_force: Version | None) -> int | None:
-        seen = self._board.version
-        if in_force is not None and in_force.number != seen:
+    def _publish(self, document: bytes, in_force: Version | None, seen: int) -> int | None:
+        if self._board.version != seen:
             # Another process has published since. The next step begins with that.
             return None
+        before: Mapping[str, Standing]
+        if in_force is not None and in_force.number == seen:
+            before = in_force.publication.limits
+        else:
+            # This process can't use what is in force, but its keys' state goes on.
+            published = self._published(seen)
+            before = {} if published is None else published.limits
+            if in_force is not None and published is not None and published.document == document:
+                return seen
         publication = Publication(self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document)
         limits = checked_limits(publication.name, document, self._functions)
-        old, before = ({}, {}) if in_force is None else (in_force.limits, in_force.publication.limits)
-        after = standings(old, before, limits, self._store, self._store_now_ns())
+        after = standings(before, limits, self._store, self._store_now_ns())
         publication = msgspec.structs.replace(publication, limits=after)
         self._make(publication)
         version = self._board.publish(publication, seen)
@@ -141,7 +149,7 @@ class Loader:
             changed = [
                 f"{name} ({change_of(before.get(name), after[name])})"
                 for name, limit in limits.items()
-                if name in old and old[name] != limit
+                if name in before and before[name].limit not in (None, limit)
             ]
             log.info(
                 "version %d of the rules is in force, from %s; changed limits, and their keys' state: %s",
@@ -150,6 +158,16 @@ class Loader:
                 ", ".join(changed) or "none",
             )
         return version
+
+    def _published(self, version: int) -> Publication | None:
+        """What is in force on the host. None if there is nothing, or if it can't be read."""
+        if not version:
+            return None
+        try:
+            return self._board.read(version)
+        except UnreadableRules as error:
+            log.error("%s\nlimits that have changed before count as if they had not", error)
+            return None
 
     def _store_now_ns(self) -> int:
         return int(self._board.segment.now_ns())

@@ -38,31 +38,46 @@ class Standing(Struct, frozen=True):
     generation: int = 0
     former: tuple[Former, ...] = ()
     """From the oldest on. Each brings its share to the one behind it, the last one to the limit itself."""
+    limit: Limit | None = None
+    """The limit itself. None for one that was removed so long ago that its keys are as new."""
     is_removed: bool = False
     """Whether the document has no such limit."""
+    until_ns: int = 0
+    """Of a removed one: when its keys are as new."""
 
 
-def standings(
-    old: Mapping[str, Limit], before: Mapping[str, Standing], new: Mapping[str, Limit], store: Any, now_ns: int
-) -> dict[str, Standing]:
-    """The standing of each new limit, and of those of a later generation that were removed. `store`: of the limits.
+def standings(before: Mapping[str, Standing], new: Mapping[str, Limit], store: Any, now_ns: int) -> dict[str, Standing]:
+    """The standing of each new limit, and of those that were removed and may come back. `store`: of the limits.
 
     O(limits).
     """
     found = {}
     for name, limit in new.items():
-        standing = before.get(name, Standing())
-        left = _left(standing, now_ns)
-        if name in old and not _is_same(old[name], limit):
-            found[name] = _changed(old[name], standing.generation, left, limit, store, now_ns)
+        was = before.get(name, Standing())
+        left = _left(was, now_ns)
+        if was.limit is None or (was.is_removed and was.until_ns <= now_ns) or _is_same(was.limit, limit):
+            found[name] = Standing(was.generation, left, limit)
         else:
-            found[name] = Standing(standing.generation, left)
-    # A later document may have the limit again. It goes on then, as generation 0 would be cells of long ago.
-    removed = {name: standing for name, standing in before.items() if name not in new and standing.generation}
-    return found | {
-        name: Standing(standing.generation, _left(standing, now_ns), is_removed=True)
-        for name, standing in removed.items()
-    }
+            until_ns = was.until_ns if was.is_removed else now_ns + _lasts_ns(was.limit)
+            found[name] = _changed(Former(was.limit, was.generation, until_ns), left, limit, store)
+    for name, was in before.items():
+        if name not in new and (removed := _removed(was, now_ns)) is not None:
+            found[name] = removed
+    return found
+
+
+def _removed(was: Standing, now_ns: int) -> Standing | None:
+    """For a later document that has the limit again, as it was or another one. None if nothing of it is left.
+
+    A later generation stays, as generation 0 would be cells of long ago.
+    """
+    until_ns = was.until_ns
+    if not was.is_removed and was.limit is not None:
+        until_ns = now_ns + _lasts_ns(was.limit)
+    limit = was.limit if until_ns > now_ns else None
+    if limit is None and not was.generation:
+        return None
+    return Standing(was.generation, _left(was, now_ns), limit, is_removed=True, until_ns=until_ns)
 
 
 def _left(standing: Standing, now_ns: int) -> tuple[Former, ...]:
@@ -82,21 +97,41 @@ def change_of(before: Standing | None, after: Standing) -> str:
     return "in proportion" if after.former else "reset"
 
 
-def _changed(old: Limit, generation: int, left: tuple[Former, ...], new: Limit, store: Any, now_ns: int) -> Standing:
+def _changed(former: Former, left: tuple[Former, ...], new: Limit, store: Any) -> Standing:
+    """The standing of a limit that takes the keys of `former` over. `left`: those that the former one took over."""
+    old, generation = former.limit, former.generation
     mode = "keep" if new.on_change is UNSET else new.on_change
     if mode == "reset":
-        return Standing(generation + 1)
+        return Standing(generation + 1, (), new)
     if not can_share(old, store) or not can_share(new, store):
-        return Standing(generation)
+        return Standing(generation, (), new)
+    if mode == "keep":
+        with Store.private(keys=64) as scratch:
+            scratch.names.expect_several(KEY)
+            _use_up(scratch, old)
+            if _made(scratch, new).peek(KEY, 0).reset_after_ns:
+                # It reads what the old one has written.
+                return Standing(generation, left, new)
+    return Standing(generation + 1, (*left, former), new)
+
+
+def _lasts_ns(limit: Limit) -> int:
+    """For how long what a key has used of a limit matters, and as long again. 0 if it can't be brought to another."""
+    if isinstance(limit, ConcurrencyLimit):
+        return 0
     with Store.private(keys=64) as scratch:
-        scratch.names.expect_several(KEY)
-        was, now = (make_limiter(scratch, KEY, limit, parameters_of(limit, is_check=True)) for limit in (old, new))
-        was.take_up_to(KEY, 2**63)
-        if mode == "keep" and now.peek(KEY, 0).reset_after_ns:
-            # It reads what the old one has written.
-            return Standing(generation, left)
-        lasts_ns = 2 * was.peek(KEY, 0).reset_after_ns
-    return Standing(generation + 1, (*left, Former(old, generation, now_ns + lasts_ns)))
+        return 2 * int(_use_up(scratch, limit).peek(KEY, 0).reset_after_ns)
+
+
+def _use_up(scratch: Store, limit: Limit) -> Any:
+    """A limiter of this limit, of which a key has used all."""
+    made = _made(scratch, limit)
+    made.take_up_to(KEY, 2**63)
+    return made
+
+
+def _made(scratch: Store, limit: Limit) -> Any:
+    return make_limiter(scratch, KEY, limit, parameters_of(limit, is_check=True))
 
 
 def _is_same(old: Limit, new: Limit) -> bool:

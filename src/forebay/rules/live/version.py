@@ -25,7 +25,6 @@ class Version:
     """The rules of a publication."""
 
     publication: Publication
-    limits: Mapping[str, Limit] = field(repr=False)
     rules: Sequence[Deny | Rule | ByteRate] = field(repr=False)
     number: int = 0
     """0 for one that isn't published yet."""
@@ -60,4 +59,4 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
                     # Requests that a version holds back count for the next one, too.
                     live.held_back.count_as((store, one.spec.name, effect, live.limiter.name))
                 rules.append(live)
-    return Version(publication, spec.limits, rules, number)
+    return Version(publication, rules, number)
