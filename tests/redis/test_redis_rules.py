@@ -15,7 +15,7 @@ from web_requests import Answered, Site, Wire, asgi_scope
 import forebay
 from forebay import InvalidRuleFile, Store
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
-from forebay.rules import load_rules
+from forebay.rules import LiveRules, Source, load_rules
 
 FILE = """version = 1
 [limits.api]
@@ -125,3 +125,49 @@ delay = "2s"
     with pytest.raises(InvalidRuleFile, match=r"6:1: rules\[0\]: .* can't delay requests"):
         load_rules(file, in_loop=in_loop)
     assert in_loop or made[0].closed
+
+
+def live_document(limit: int, on_change: str = "") -> str:
+    return (
+        f'version = 1\n[limits.api]\nalgorithm = "fixed-window"\nrate = "{limit}/year"\n{on_change}'
+        '[[rules]]\nname = "api"\nlimits = ["api"]\n'
+    )
+
+
+@pytest.mark.parametrize("kind", [RedisStore, LeasedStore, SyncedStore])
+def test_live_limits_at_redis_keep_their_state(
+    server: RedisServer, kind: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reset would be one of a host, and a host that starts later would count apart."""
+    with RedisStore(server.url, timeout=30) as there, Store.private(keys=1000) as host:
+        store: Any = there
+        if kind is LeasedStore:
+            store = LeasedStore(there, host)
+        elif kind is SyncedStore:
+            store = SyncedStore(there, host, keys=100)
+        source = TextSource(live_document(3))
+        with LiveRules(source, store=store, host=host, interval="10 hours") as live:
+            site = Site("wsgi", live)
+            assert [site.request().status for _ in range(4)] == [200, 200, 200, 429]
+            source.text = live_document(2)
+            live.step()
+            assert [site.request().status for _ in range(2)] == [429, 429]
+            for on_change in ("share", "reset"):
+                source.text = live_document(5, f'on_change = "{on_change}"\n')
+                live.step()
+                assert f"memory.toml:5:13: on_change = '{on_change}' is for limits in the" in str(live.status().error)
+            assert live.status().version == 2
+        if kind is not RedisStore:
+            store.close()
+
+
+class TextSource(Source):
+    """A document in memory."""
+
+    name = label = "memory.toml"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def read(self) -> bytes:
+        return self.text.encode()

@@ -24,6 +24,7 @@ from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, LimitExceeded, redacted_repr, short_repr
 from forebay.flows import run, run_async
 from forebay.host_time import host_ns
+from forebay.names import LimiterNames
 from forebay.rate import NS, Duration, Rate
 from forebay.redis.commands import LimiterCommands
 from forebay.redis.leased.all_of import AsyncLeasedAllOf, LeasedAllOf
@@ -62,6 +63,7 @@ class LeasedStoreBase:
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of {name} is the host's Store, not {short_repr(host_store)}")
         self.redis_store, self.host_store = redis_store, host_store
+        self.names: LimiterNames = self.redis_store.names
         self._owns_stores = owns_stores
         self._options = checked_options(lease, share)
 

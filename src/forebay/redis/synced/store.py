@@ -92,6 +92,7 @@ class SyncedStore:
         self.keys = keys
         self._owns_stores = owns_stores
         self._redis, self._host_store = redis_store, host_store
+        self.names = redis_store.names
         secret = host_store.segment.secret(b"synced host")
         self._host = blake2b(secret, digest_size=HOST_BYTES, person=b"forebay synced").hexdigest().encode()
         self._exchanger = Exchanger(redis_store, host_store, interval_ns)

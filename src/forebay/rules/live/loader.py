@@ -140,7 +140,7 @@ class Loader:
             if in_force is not None and published is not None and published.document == document:
                 return seen
         publication = Publication(self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document)
-        limits = checked_limits(publication.name, document, self._functions)
+        limits = checked_limits(publication.name, document, self._functions, self._store)
         after = standings(before, limits, self._store, self._store_now_ns())
         publication = msgspec.structs.replace(publication, limits=after)
         self._make(publication)

@@ -14,6 +14,7 @@ from forebay.rules.loading import check
 from forebay.rules.model import Limit
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
+from forebay.store import Store
 from forebay.web import ByteRate, Deny, Rule
 from forebay.web.bans import names_of_limiters
 
@@ -30,13 +31,25 @@ class Version:
     """0 for one that isn't published yet."""
 
 
-def checked_limits(name: str, document: bytes, functions: Functions) -> Mapping[str, Limit]:
-    """The limits of a document, checked as a whole. Raises ``InvalidRuleFile``. O(size of the document)."""
+def checked_limits(name: str, document: bytes, functions: Functions, store: Any = None) -> Mapping[str, Limit]:
+    """The limits of a document, checked as a whole. `store`: theirs, if it is known.
+
+    Raises ``InvalidRuleFile``. O(size of the document).
+    """
     spec, read, _ = check(name, document, functions)
+    problems = Problems(name)
     if spec.store:
-        problems = Problems(name)
         problems.add(read.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
-        problems.raise_if_any()
+    if store is not None and not isinstance(store, Store):
+        for limit, of in spec.limits.items():
+            if of.on_change in ("share", "reset"):
+                # A reset counts in cells of the next generation, and each host has its own number of generations.
+                problems.add(
+                    read.value(("limits", limit, "on_change")),
+                    f"on_change = {of.on_change!r} is for limits in the memory of one host, and these are at Redis, "
+                    f"where hosts that have seen other changes would count apart: leave it out, or rename the limit",
+                )
+    problems.raise_if_any()
     return spec.limits
 
 
