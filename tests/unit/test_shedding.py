@@ -116,6 +116,12 @@ def test_reserved_slots_that_make_no_sense_are_refused(store: Store, reserved: A
         ReservedSlots(store, "fleet", 10, reserved)
 
 
+def test_reserved_slots_are_a_whole_number(store: Store) -> None:
+    for wrong in (0, True, 2.5):
+        with pytest.raises(InvalidLimiter, match=f"slots of ReservedSlots is a whole number .*, not {wrong}"):
+            ReservedSlots(store, "fleet", wrong, {"critical": 1, "default": 0})  # type: ignore[arg-type]
+
+
 def test_a_priority_that_is_not_known_is_refused(store: Store) -> None:
     fleet = ReservedSlots(store, "fleet", 10, {"critical": 1, "default": 0})
     for wrong in ("crticial", None, 3, []):
@@ -142,11 +148,13 @@ def test_a_shedder_is_for_a_store_of_a_host(store: Store) -> None:
         ({"priorities": ["one"]}, "from 2 to 16 priorities"),
         ({"priorities": "ab"}, "from 2 to 16 priorities"),
         ({"priorities": ["a", "a"]}, "each once and the most important first"),
+        ({"workers": 0}, "workers of BusyWorkers is a whole number of requests from 1 to 16777216, not 0"),
+        ({"workers": "4"}, "workers of BusyWorkers is a whole number .*, not '4'"),
     ],
 )
 def test_busy_workers_that_make_no_sense_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidLimiter, match=message):
-        BusyWorkers(store, "workers", 4, **{"priorities": PRIORITIES, **options})
+        BusyWorkers(store, "workers", **{"workers": 4, "priorities": PRIORITIES, **options})
 
 
 # The level

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_period_ns
-from forebay.segment import layout
+from forebay.shedding.shedder import check_count
 
 __all__ = ["AIMD", "Estimate", "Gradient2", "LongLatency", "Window"]
 
@@ -133,12 +133,7 @@ class AIMD:
 def _check_limits(algorithm: Gradient2 | AIMD) -> None:
     kind = type(algorithm).__name__
     for what in ("initial", "least", "most"):
-        value: Any = getattr(algorithm, what)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= layout.MAX_CONCURRENCY_LIMIT:
-            raise InvalidLimiter(
-                f"{what} of {kind} is a whole number of requests from 1 to {layout.MAX_CONCURRENCY_LIMIT}, not "
-                f"{short_repr(value)}"
-            )
+        check_count(f"{what} of {kind}", getattr(algorithm, what))
     if not algorithm.least <= algorithm.initial <= algorithm.most:
         raise InvalidLimiter(
             f"the limit of {kind} begins at initial={algorithm.initial}, which is not from least={algorithm.least} to "

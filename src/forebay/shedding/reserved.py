@@ -28,6 +28,7 @@ from forebay.shedding.shedder import (
     LEASE,
     Admission,
     Shedder,
+    check_count,
     checked_priorities,
     checked_store,
     per_cent,
@@ -65,6 +66,7 @@ class ReservedSlots(Shedder):
             )
         self.store, self.name = store, name
         self.priorities = checked_priorities(ReservedSlots, reserved, MOST_PRIORITIES)
+        check_count("slots of ReservedSlots", slots)
         whole = slots_of(store, name, slots, lease)
         self.slots, self.lease_ns = slots, whole.lease_ns
         kept = [_slots_kept(priority, reserved[priority], slots) for priority in self.priorities]

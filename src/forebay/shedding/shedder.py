@@ -12,9 +12,20 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.errors import InvalidLimiter, LimitExceeded, StoreClosed, short_repr
 from forebay.rate import Duration
+from forebay.segment import layout
 from forebay.store import Store
 
-__all__ = ["LEASE", "Admission", "Outcome", "Shedder", "checked_priorities", "checked_store", "per_cent", "slots_of"]
+__all__ = [
+    "LEASE",
+    "Admission",
+    "Outcome",
+    "Shedder",
+    "check_count",
+    "checked_priorities",
+    "checked_store",
+    "per_cent",
+    "slots_of",
+]
 
 Outcome: TypeAlias = Literal["done", "dropped", "ignored"]
 """How a request ended: it was answered; what it needs refused it or timed out; or it says nothing about the load."""
@@ -137,6 +148,14 @@ class Shedder(ABC):
             raise InvalidLimiter(
                 f"the priority of a request is for shedder {self.name!r} {known}, not {short_repr(priority)}"
             ) from None
+
+
+def check_count(what: str, count: Any) -> None:
+    """Raises ``InvalidLimiter`` unless it is so many requests as may be in flight."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= layout.MAX_CONCURRENCY_LIMIT:
+        raise InvalidLimiter(
+            f"{what} is a whole number of requests from 1 to {layout.MAX_CONCURRENCY_LIMIT}, not {short_repr(count)}"
+        )
 
 
 def slots_of(store: Store, name: str, slots: int, lease: Duration) -> Concurrency:

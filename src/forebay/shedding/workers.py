@@ -29,6 +29,7 @@ from forebay.shedding.shedder import (
     Admission,
     Outcome,
     Shedder,
+    check_count,
     checked_priorities,
     checked_store,
     slots_of,
@@ -98,6 +99,7 @@ class BusyWorkers(Shedder):
         if interval_ns < LEAST_INTERVAL_NS:
             raise InvalidLimiter(f"an interval is 10 ms or more, not {short_repr(interval)}")
         self._tick_ns = interval_ns // TICKS
+        check_count("workers of BusyWorkers", workers)
         self._slots = slots_of(store, name, workers, lease)
         self.slots, self.lease_ns = workers, self._slots.lease_ns
         self.words = SharedWords(store, name, KIND, workers, interval_ns)
