@@ -444,6 +444,27 @@ def starlette_app(its: Its, *dependencies: Callable[[HTTPConnection], Any]) -> S
     return app
 
 
+def test_dependency_of_fastapi_refuses_to_be_a_decorator(its: Its) -> None:
+    """In the first order FastAPI fails by itself; in the second the route would have no limit."""
+    for dependency in (
+        forebay.contrib.fastapi.limited(its.two, key=everyone),
+        forebay.contrib.fastapi.limited("5/minute", cost=Depends(lambda: 1)),
+    ):
+        app: Any = FastAPI()
+        with pytest.raises(
+            InvalidLimiter, match=r"limits nothing as a decorator of <function .*dependencies=\[Depends"
+        ):
+            app.get("/")(dependency(lambda: "there"))
+        with pytest.raises(InvalidLimiter, match="limits nothing as a decorator"):
+            dependency(app.get("/")(lambda: "there"))
+
+
+def test_dependency_of_fastapi_fails_where_nobody_awaits_it(its: Its) -> None:
+    dependency = forebay.contrib.fastapi.limited(its.two, key=everyone)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        dependency(HTTPConnection({"type": "http"}))
+
+
 def test_starlette_needs_the_middleware(its: Its) -> None:
     app = starlette_app(its, forebay.contrib.fastapi.limited(its.two, key=everyone))
     with pytest.raises(NotInstalled, match=r"setup\(app\)"):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable
@@ -23,7 +24,7 @@ with Needs("fastapi", __name__):
 
 from forebay.contrib.endpoints import Endpoint, checked_store, endpoint_of
 from forebay.contrib.views import AppGates, AsyncVisit, Limit, NotInstalled, RuleOptions, check_loop_of, rules_of
-from forebay.errors import InvalidLimiter
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import Answer, ASGIMiddleware, BodyLimit, ByteRate, Denial, Passage
 from forebay.web.answers import reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
@@ -116,8 +117,27 @@ def limited(
     signature = inspect.signature(decide, eval_str=True)
     parameters = [signature.parameters["connection"]]
     parameters += [inspect.Parameter(what, KEYWORD_ONLY, default=value) for what, value in dependencies.items()]
-    decide.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return decide
+    return _Dependency(decide, signature.replace(parameters=parameters))
+
+
+class _Dependency:
+    """What ``limited`` returns: as `decide`, but it refuses to be a decorator, by which no request would be limited."""
+
+    def __init__(self, decide: Callable[..., Awaitable[None]], signature: inspect.Signature) -> None:
+        self._decide = decide
+        # FastAPI inspects them, and calls the dependency itself.
+        self.__dict__.update(__call__=decide, __signature__=signature)
+
+    def __call__(self, connection: HTTPConnection, **results: Any) -> Awaitable[None]:
+        if not isinstance(connection, HTTPConnection):
+            raise InvalidLimiter(
+                f"limited(...) is a dependency, and limits nothing as a decorator of {short_repr(connection)}: write "
+                'dependencies=[Depends(limited(...))] into the decorator of the route, as in @app.get("/", '
+                "dependencies=[...])"
+            )
+        # In a thread, nobody would await the result.
+        asyncio.get_running_loop()
+        return self._decide(connection, **results)
 
 
 def _is_dependency(value: object) -> bool:
