@@ -517,9 +517,12 @@ def test_an_unavailable_server_raises_store_unavailable(server: RedisServer) -> 
             assert isinstance(caught.value.__cause__, redis.ConnectionError)
         # From now on no call goes to it.
         for ask in (bucket.allow, bucket.reserve, bucket.refund, bucket.reset):
-            with pytest.raises(StoreUnavailable, match="has not decided"):
+            with pytest.raises(StoreUnavailable, match="has not decided") as caught:
                 ask("ada")
-        with pytest.raises(StoreUnavailable):
+            # A reset has no fallback.
+            remedies = str(caught.value).count("the store's when_unavailable is 'deny': with 'allow' or 'local' it")
+            assert remedies == (ask != bucket.reset)
+        with pytest.raises(StoreUnavailable, match="when_unavailable is 'deny'"):
             bucket.allow_many(["ada"])
         with pytest.raises(StoreUnavailable):
             bucket.wait("ada")

@@ -71,6 +71,7 @@ _REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (MovedError, "the server is a node of a cluster, whose URL begins with redis+cluster:// or rediss+cluster://"),
 )
 _NO_CLUSTER: Final = "Cluster mode is not enabled"
+_NO_POLICY: Final = "the store's when_unavailable is 'deny': with 'allow' or 'local' it would decide without Redis"
 LOG_EVERY_S: Final = 60
 _log = logging.getLogger("forebay.redis")
 
@@ -146,7 +147,12 @@ class ExecutorBase:
     def fall_back(self, error: StoreUnavailable, fall_back: Callable[[], T] | None) -> T:
         """The fallback's result. Raises `error` if there is no fallback, or if the store's policy is to deny."""
         self.breaker.decided()
-        if fall_back is None or self._raises:
+        if fall_back is None:
+            raise error
+        if self._raises:
+            # Several callers may get one error.
+            if _NO_POLICY not in str(error):
+                error.args = (f"{error}; {_NO_POLICY}",)
             raise error
         return fall_back()
 
