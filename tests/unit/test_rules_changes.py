@@ -14,9 +14,11 @@ from web_requests import Site
 
 from forebay import FixedWindow, Store
 from forebay.rules import LiveRules
+from forebay.rules.keys import Functions
 from forebay.rules.live.carrying import MARKS, carried
 from forebay.rules.live.publication import Board, Publication
-from forebay.rules.live.standing import Standing
+from forebay.rules.live.standing import Standing, standings
+from forebay.rules.live.version import checked_limits
 from forebay.testing import ManualClock
 from forebay.web import Ban, ClientAddress, Rule
 
@@ -163,6 +165,15 @@ def test_limit_that_was_removed_long_ago_comes_back_as_new(
     clock.advance(2 * 3600)
     one.change(OTHER.replace("5/hour", "6/hour"))
     assert [*one.published().limits] == ["other"]
+
+
+def test_a_fixed_window_that_is_removed_matters_for_a_whole_period_by_any_clock(store: Store) -> None:
+    for seconds in range(10, 30):
+        limits = checked_limits(
+            "a.toml", document(f"5/{seconds}s", algorithm="fixed-window").encode(), Functions(None, None)
+        )
+        removed = standings(standings({}, limits, store, 0), {}, store, 0)
+        assert removed["api"].until_ns >= seconds * 10**9
 
 
 # Processes that can't use what is in force

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from forebay.extras import Needs
 from forebay.rules.building import make_limiter, parameters_of
-from forebay.rules.model import ConcurrencyLimit, Limit
+from forebay.rules.model import ConcurrencyLimit, FixedWindowLimit, Limit
 from forebay.store import Store
 
 with Needs("rules", __name__):
@@ -120,7 +120,10 @@ def _lasts_ns(limit: Limit) -> int:
     if isinstance(limit, ConcurrencyLimit):
         return 0
     with Store.private(keys=64) as scratch:
-        return 2 * int(_use_up(scratch, limit).peek(KEY, 0).reset_after_ns)
+        used_up = _use_up(scratch, limit)
+        # By another clock, another part of the window is left.
+        period_ns = used_up.rate.period_ns if isinstance(limit, FixedWindowLimit) else 0
+        return max(2 * int(used_up.peek(KEY, 0).reset_after_ns), period_ns)
 
 
 def _use_up(scratch: Store, limit: Limit) -> Any:
