@@ -23,6 +23,7 @@ __all__ = [
     "Bucket",
     "InitialBucket",
     "Oracle",
+    "Prepaid",
     "Queue",
     "Rule",
     "TokenBucketOracle",
@@ -275,6 +276,35 @@ class ToppedUpBucket(Bucket):
 
     def is_settled(self, state: int | Above, now_ns: int) -> bool:
         return isinstance(state, Above) or super().is_settled(state, now_ns)
+
+
+class Prepaid(Rule[int]):
+    """Credits: the state is what a key has left, which no time changes."""
+
+    fresh = 0
+    most = 2**48 - 1
+
+    def allows(self, state: int, now_ns: int, cost: int) -> bool:
+        return cost <= state
+
+    def charged(self, state: int, now_ns: int, cost: int) -> int:
+        return state - cost
+
+    def refunded(self, state: int, now_ns: int, cost: int) -> int:
+        return min(state + cost, self.most)
+
+    def added(self, state: int, now_ns: int, permits: int) -> int | None:
+        """The state after an ``add``; None if that is refused."""
+        return state + permits if state + permits <= self.most else None
+
+    def remaining(self, state: int, now_ns: int) -> int:
+        return state
+
+    def over_ns(self, state: int) -> int:
+        return 0
+
+    def is_settled(self, state: int, now_ns: int) -> bool:
+        return False
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
 
 from forebay.core.algorithms.concurrency cimport Concurrency, Lease, ends_drawn
+from forebay.core.algorithms.credits cimport credits_add
 from forebay.core.algorithms.gcra cimport gcra_add
 from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of
 from forebay.core.all_of cimport MOST, AllOf
@@ -246,8 +247,8 @@ cdef void run_operation(int index) noexcept:
         line = limiter.line_here()
         verdict.now_ns = table_now(&limiter.table)
         table_decide(
-            &limiter.table, operation.tag, line.number, &line.counters.claims, gcra_add, &operation.charge, &verdict,
-            &events)
+            &limiter.table, operation.tag, line.number, &line.counters.claims,
+            credits_add if limiter.table.new_may_be_denied else gcra_add, &operation.charge, &verdict, &events)
         allowed = verdict.outcome == ALLOWED
     elif operation.kind == RESERVE:
         allowed = limiter.decide_or_peek(operation.tag, &operation.charge, &verdict)
@@ -446,7 +447,7 @@ cdef class Program:
         self.add(process, REFUND, limiter, key, cost)
 
     def top_up(self, process, CellLimiter limiter, key, permits=1):
-        """``TokenBucket.add``."""
+        """``TokenBucket.add``, ``Credits.add``."""
         self.add(process, ADD, limiter, key, 0).charge.amount = permits
 
     def peek(self, process, CellLimiter limiter, key, cost=1):

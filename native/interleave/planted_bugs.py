@@ -20,6 +20,7 @@ BUCKETS = "src/forebay/core/algorithms/bucketed_window.pyx"
 SLOTS = "src/forebay/core/algorithms/slots.pxd"
 GCRA = "src/forebay/core/algorithms/gcra.pxd"
 GCRA_TAKES = "src/forebay/core/algorithms/gcra.pyx"
+CREDITS = "src/forebay/core/algorithms/credits.pyx"
 CONCURRENCY = "src/forebay/core/algorithms/concurrency.pyx"
 
 BUGS = [
@@ -524,6 +525,25 @@ BUGS = [
         GCRA_TAKES,
         "charge.amount + above_of(params, state)",
         "charge.amount + (0 if {here} else above_of(params, state))",
+    ),
+    Bug(
+        "a key without credits takes a cell to be denied",
+        TABLE,
+        "if table.new_may_be_denied and not decide",
+        "if table.new_may_be_denied and not {here} and not decide",
+    ),
+    Bug(
+        "added credits take the place of others",
+        CREDITS,
+        "permits_in(state) + (<const Charge*>parameters).amount\n    next.state = state_of_permits(permits)",
+        "(0 if {here} else permits_in(state)) + (<const Charge*>parameters).amount\n"
+        "    next.state = state_of_permits(permits)",
+    ),
+    Bug(
+        "a key gets no credits back that has lost its cell",
+        CREDITS,
+        "    return amount != 0\n",
+        "    return amount != 0 and not ({here} and cell == NULL)\n",
     ),
     *LEASED_BUGS,
     *SYNCED_BUGS,

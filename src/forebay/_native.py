@@ -34,6 +34,7 @@ STAND_INS: Final = {
     "forebay.awaited": "forebay.fallback.awaited",
     "forebay.core.algorithms.bucketed_window": "forebay.fallback.bucketed_window",
     "forebay.core.algorithms.concurrency": "forebay.fallback.concurrency",
+    "forebay.core.algorithms.credits": "forebay.fallback.credits",
     "forebay.core.algorithms.gcra": "forebay.fallback.gcra",
     "forebay.core.algorithms.leaky_bucket": "forebay.fallback.gcra",
     "forebay.core.algorithms.min_interval": "forebay.fallback.gcra",

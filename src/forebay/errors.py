@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import NamedTuple
 
@@ -126,7 +127,8 @@ class CostExceedsLimit(ForebayError, ValueError):
 class LimitExceeded(ForebayError):
     """Raised by a ``with`` block or a decorator when there was no permit in time.
 
-    Attributes: ``limiter`` (its name), ``limit``, ``retry_after`` (seconds after which a retry may succeed).
+    Attributes: ``limiter`` (its name), ``limit``, ``retry_after`` (seconds after which a retry may succeed;
+    infinity for ``Credits``, whose ``limit`` is what the key has left).
     """
 
     def __init__(self, limiter: str, limit: int, retry_after: float) -> None:
@@ -134,6 +136,11 @@ class LimitExceeded(ForebayError):
         self.limiter, self.limit, self.retry_after = limiter, limit, retry_after
 
     def __str__(self) -> str:
+        if math.isinf(self.retry_after):
+            return (
+                f"limiter {self.limiter!r} had no permit: the key has {self.limit} left, and no time brings more: give "
+                "it more by add()"
+            )
         when = (
             f"after {self.retry_after:.3g} s" if self.retry_after else "now, unless the store has no room for the key"
         )

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from forebay.errors import InvalidRate, short_repr
 
-__all__ = ["Duration", "Rate", "as_byte_count", "as_delay_ns", "as_period_ns", "as_rate"]
+__all__ = ["Duration", "Rate", "as_byte_count", "as_delay_ns", "as_period_ns", "as_rate", "is_never"]
 
 Duration: TypeAlias = str | float | timedelta
 """A length of time: text like ``"2s"`` or ``"500 ms"``, a number of seconds, or a ``timedelta``."""
@@ -19,6 +19,8 @@ Duration: TypeAlias = str | float | timedelta
 NS: Final = 1_000_000_000
 MAX_LIMIT: Final = 2**40
 MAX_PERIOD_NS: Final = 10 * 31_536_000 * NS
+NEVER_NS: Final = 2**63 - 1
+"""The time to what never happens by itself: ``retry_after_ns`` of a denial by ``Credits``."""
 
 _UNITS_NS: Final = {
     "millisecond": NS // 1000,
@@ -150,6 +152,11 @@ class Rate:
 
     def __repr__(self) -> str:
         return f"Rate.parse({str(self)!r})"
+
+
+def is_never(duration_ns: int) -> bool:
+    """Whether it is `NEVER_NS`, or that in whole microseconds. No time of a state is so far ahead."""
+    return duration_ns >= 2**62
 
 
 def as_rate(rate: str | Rate) -> Rate:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from forebay import forking
 from forebay.errors import ForebayError, StoreClosed, short_repr
 from forebay.host_time import host_ns
-from forebay.rate import NS, Duration, Rate, as_delay_ns
+from forebay.rate import NS, Duration, Rate, as_delay_ns, is_never
 
 if TYPE_CHECKING:
     import asyncio
@@ -268,7 +268,7 @@ class _Waiter:
             return None
         self.booked.clear()
         may_free_early = self.limiter.may_free_early and not self.clock
-        if left_ns == 0 or (reservation.delay_ns > left_ns and not may_free_early):
+        if left_ns == 0 or is_never(reservation.delay_ns) or (reservation.delay_ns > left_ns and not may_free_early):
             self.leave()
             return False
         if not self.is_first(join=True):

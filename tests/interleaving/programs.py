@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Literal
 
 from forebay.core.explorer import Done, Explored, Program
-from oracle import Above, Bucket, Rule, ToppedUpBucket
+from oracle import Above, Bucket, Prepaid, Rule, ToppedUpBucket
 from oracle_counts import IntervalBucket, Log
 
 from forebay import AllOf, Concurrency, Store
@@ -79,7 +79,7 @@ class Scene:
 
     def topped_up(self, permits: int) -> Scene:
         """Add permits before the program begins."""
-        assert isinstance(self.rule, ToppedUpBucket)
+        assert isinstance(self.rule, (Prepaid, ToppedUpBucket))
         self.limiter.add(self.key, permits)
         self.states[self.key] = self.rule.added(self.states.get(self.key, self.rule.fresh), self.at_ns, permits)
         return self
@@ -211,7 +211,7 @@ class Scene:
             if (may_be or crowded == "by claims") and done.allowed == (self.on_full == "allow"):
                 yield states
         elif operation.kind == "top_up":
-            assert isinstance(self.rule, ToppedUpBucket)
+            assert isinstance(self.rule, (Prepaid, ToppedUpBucket))
             for now_ns in ([done.now_ns] if done.now_ns else own) if done.done else readings:
                 yield states | {operation.key: self.rule.added(state, now_ns, operation.cost)}
         elif operation.kind == "reserve":

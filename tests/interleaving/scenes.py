@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leased_programs import LeasedScene
-from oracle import Above, Bucket, InitialBucket, ToppedUpBucket
+from oracle import Above, Bucket, InitialBucket, Prepaid, ToppedUpBucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
 from oracle_counts import SlidingWindow as Sliding
@@ -78,6 +78,16 @@ def permits_stay() -> Scene:
     """One cell: another key comes, and has no room as long as the first has more permits than its burst."""
     scene = topped_up(1, usable=1, on_full="evict", crowded="another").topped_up(2)
     return scene.hits_of_another(0).hits(1).add(2, "top_up")
+
+
+def prepaid(**options: Any) -> Scene:
+    return Scene(lambda s: forebay.Credits(s, "limit"), Prepaid(), **options)
+
+
+def credits_back() -> Scene:
+    """Two cells: after five minutes another key may take that of a key which has nothing left."""
+    scene = prepaid(usable=2).topped_up(1)
+    return scene.hits(0).add(0, "refund").add(1, "top_up", key=scene.other)
 
 
 def initial_bucket(burst: int, initial: int, **options: Any) -> Scene:
@@ -386,6 +396,18 @@ SCENES |= {
     ),
     "insertion by two that add permits": Explorable(
         lambda: topped_up(1).add(0, "top_up").add(1, "top_up", 2), {"crashes": 1}, {"crashes": 2}
+    ),
+    "credits: permits are added": Explorable(
+        lambda: prepaid().topped_up(1).hits(0).hits(1).add(2, "top_up", 2), {"crashes": 1}, {"crashes": 2}
+    ),
+    "credits: permits are spent": Explorable(
+        lambda: prepaid().topped_up(2).hits(0, 1, 2), {"crashes": 1, "stale_reads": 2}, {"crashes": 2}
+    ),
+    "credits: permits are given back": Explorable(
+        credits_back, {"clock_moves": 1, "jumps_ns": [300 * NS], "crashes": 1}, {"crashes": 2}
+    ),
+    "credits: a key without any is denied": Explorable(
+        lambda: prepaid(usable=1, on_full="evict").hits(0).add(1, "top_up").hits(2), {"crashes": 1}, {"crashes": 2}
     ),
     "permits above the burst are not evicted": Explorable(permits_stay, {"crashes": 1}, {"crashes": 2}),
     "token bucket with initial permits: hits": Explorable(

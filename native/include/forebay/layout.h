@@ -37,6 +37,7 @@
 #define FOREBAY_ALGORITHM_LEASED_TOKEN_BUCKET 12 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_FIXED_WINDOW 13 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_SLIDING_WINDOW 14 /* of a limiter over a `LeasedStore` */
+#define FOREBAY_ALGORITHM_CREDITS 16 /* of a limiter without an extent; prepaid permits */
 #define FOREBAY_ALGORITHM_SHEDDER 15 /* of a load shedder; its extent's words are its measurements */
 #define FOREBAY_SHEDDER_WORDS 4 /* words of a load shedder, in an extent for one key that is never stored */
 #define FOREBAY_MAX_LOG_LIMIT 8388608 /* largest limit of a sliding log, and most words of its cells */

@@ -88,8 +88,8 @@ def reset_command(
 ) -> None:
     """Forget KEY in every limiter of the store NAME: its next request finds a fresh key.
 
-    Without --rules only a TokenBucket, a LeakyBucket and a MinInterval can be found, as by show. A NAME with a slash is
-    a file's path. Exits with 0 if every limiter has forgotten the key, with 1 if one of them was left out, with 2 if
+    Without --rules only a TokenBucket, a LeakyBucket and a MinInterval can be found, as by show. Credits are left out,
+    as they were paid for: Credits.take_up_to takes them. A NAME with a slash is a file's path. Exits with 0 if every limiter has forgotten the key, with 1 if one of them was left out, with 2 if
     the store can't be changed.
     """
     with refusals():
@@ -100,9 +100,9 @@ def reset_command(
             # Before the reset: a state that isn't found has a note.
             notes = [state_of(one, wanted).note for one in limiters]
             for one in limiters:
-                if one.limiter is not None:
+                if one.can_be_reset:
                     one.limiter.reset(wanted)
-        left_out = [one for one in limiters if one.limiter is None]
+        left_out = [one for one in limiters if not one.can_be_reset]
         if as_json:
             shown = [
                 {"limiter": one.name, "algorithm": one.algorithm, "reset": one not in left_out, "note": note}

@@ -2,7 +2,8 @@
 
 A segment has its limiters' names and algorithms, but not their limits. ``TokenBucket``, ``LeakyBucket`` and
 ``MinInterval`` keep a time, from which the key is as if it had never been seen; it can be read without their rate. The
-key of a window contains its period, so a window can be found only by the limit in a rule file.
+key of a window contains its period, so a window can be found only by the limit in a rule file. ``Credits`` have no
+parameter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.core.kinds import LeakyBucket, MinInterval, TokenBucket
+from forebay.core.kinds import Credits, LeakyBucket, MinInterval, TokenBucket
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidLimiter, LimiterNameWarning, SegmentSizeWarning
 from forebay.segment import layout
@@ -28,6 +29,7 @@ _BY_NAME: Final[Mapping[str, Any]] = {
     "LeakyBucket": lambda store, name: LeakyBucket(store, name, "1/second", capacity=1),
     "MinInterval": lambda store, name: MinInterval(store, name, "1 second"),
 }
+_PREPAID: Final = ALGORITHM_NAMES[layout.ALGORITHM_CREDITS]
 _WITHOUT_KEYS: Final = ALGORITHM_NAMES[layout.ALGORITHM_SHEDDER]
 
 
@@ -63,6 +65,10 @@ class Addressed:
     reason: str
     """Why there is no object, or what it doesn't find; may be empty."""
 
+    @property
+    def can_be_reset(self) -> bool:
+        return self.limiter is not None and self.algorithm != _PREPAID
+
 
 def addressed(store: Store, rules: Rules | None, names: Sequence[str]) -> list[Addressed]:
     """The limiters of a store, all or those of these names. Raises ``InvalidLimiter`` for an unknown name."""
@@ -84,6 +90,8 @@ def _addressed(store: Store, rules: Rules | None, name: str, algorithm: str) -> 
         kind = type(limit).__name__.removesuffix("Limit")
         if kind == algorithm and encode_limiter_name(limit_name).decode() == name:
             return _by_limit(store, limit_name, algorithm, limit)
+    if algorithm == _PREPAID:
+        return Addressed(name, algorithm, Credits(store, name), True, "")
     if algorithm in _BY_NAME:
         reason = (
             'not found if made with initial= or refill="interval": give --rules FILE'
@@ -139,6 +147,10 @@ def state_of(one: Addressed, key: Key) -> KeyState:
     if one.limiter is None:
         return KeyState(one.name, one.algorithm, note=one.reason)
     decision = one.limiter.peek(key)
+    if one.algorithm == _PREPAID:
+        # No time brings more, or takes what is there.
+        retry_after = 0.0 if decision.allowed else None
+        return KeyState(one.name, one.algorithm, decision.limit, decision.remaining, retry_after, note="prepaid")
     if one.is_exact:
         return KeyState(
             one.name, one.algorithm, decision.limit, decision.remaining, decision.retry_after, decision.reset_after

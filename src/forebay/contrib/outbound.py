@@ -72,9 +72,8 @@ class WaitTimeout(ForebayError):
 
     def __init__(self, limiter: str, key: _Keys, timeout: float, paused: bool) -> None:
         what = "the end of the pause that the server demanded" if paused else "a permit"
-        super().__init__(
-            f"not sent: {what} of limiter {limiter!r} for {short_repr(key)} would have taken longer than {timeout:g} s"
-        )
+        when = "comes in no time" if math.isinf(timeout) else f"would have taken longer than {timeout:g} s"
+        super().__init__(f"not sent: {what} of limiter {limiter!r} for {short_repr(key)} {when}")
         self.limiter, self.key, self.timeout, self.paused = limiter, key, timeout, paused
 
     def __reduce__(self) -> tuple[type[WaitTimeout], tuple[str, _Keys, float, bool]]:
@@ -262,8 +261,9 @@ class OutboundRequest:
         return None if self.deadline_ns is None else max(self.deadline_ns - self.store.now_ns(), 0) / NS
 
     def _timed_out(self, *, paused: bool) -> WaitTimeout:
-        assert self.outbound.timeout_ns is not None
-        return self.outbound.error(self.outbound.limiter.name, self.key, self.outbound.timeout_ns / NS, paused)
+        # Without a timeout, only ``Credits`` end a wait.
+        timeout_s = math.inf if self.outbound.timeout_ns is None else self.outbound.timeout_ns / NS
+        return self.outbound.error(self.outbound.limiter.name, self.key, timeout_s, paused)
 
     def _leases(self) -> list[Lease]:
         """Leases for the permits just taken from a ``Concurrency``; permits of other limiters are spent."""

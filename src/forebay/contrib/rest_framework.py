@@ -28,7 +28,7 @@ from forebay.rate import NS, Rate, as_rate
 from forebay.store import Store
 from forebay.web import ClientAddress, Passage
 from forebay.web.answers import FULL, UNAVAILABLE, again
-from forebay.web.denials import STORE_WAIT_S, log_for_operator, whole_seconds_up
+from forebay.web.denials import STORE_WAIT_S, log_for_operator, wait_s_of, whole_seconds_up
 from forebay.web.functions import described, is_key
 from forebay.web.header_fields import Policy, Writer, checked_styles, header_writer
 from forebay.web.options import is_enabled
@@ -174,7 +174,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
     def wait(self) -> float | None:
         """Whole seconds, rounded up: REST framework sends them as ``Retry-After``."""
         if self.decision is not None:
-            return max(1, whole_seconds_up(self.decision.retry_after_ns))
+            return wait_s_of(self.decision)
         # Without a decision, as for a limit of 0: REST framework's answer without a history.
         return None if self.duration is None else float(self.duration / (self.num_requests + 1))
 

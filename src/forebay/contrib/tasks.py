@@ -35,7 +35,7 @@ from forebay.errors import (
     short_repr,
 )
 from forebay.flows import Flow, run, run_async
-from forebay.rate import MAX_PERIOD_NS, NS, Duration, Rate, as_period_ns
+from forebay.rate import MAX_PERIOD_NS, NS, Duration, Rate, as_period_ns, is_never
 from forebay.web.functions import has_to_be_awaited, is_cost, is_key
 from forebay.web.rules import kind_of
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NEVER", "Admission", "Blocking", "ForEventLoop", "Options", "TaskLimit", "checked_function"]
 
-NEVER: Final = (CostExceedsLimit, InvalidCost, InvalidKey)
+NEVER: Final = (CostExceedsLimit, InvalidCost, InvalidKey, LimitExceeded)
 """Errors of a task that no repetition can cure."""
 
 TURNS: Final = "task turns"
@@ -166,8 +166,8 @@ class TaskLimit:
     def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None) -> Admission:
         """Take a permit for a call of the task's function, or the time at which it asks again.
 
-        `task_id` None: no queue can return the task, so a denial raises ``LimitExceeded``. Raises one of `NEVER` for a
-        call that can never be allowed.
+        `task_id` None: no queue can return the task, so a denial raises ``LimitExceeded``, as does one by ``Credits``.
+        Raises one of `NEVER` for a call that no time allows.
         """
         return run(self._steps(args, kwargs, task_id))
 
@@ -270,6 +270,9 @@ class TaskLimit:
             number = next(i for i, part in enumerate(self._parts) if part.name == denial.limiter)
         key = key[number] if isinstance(key, list) else key
         part = self._parts[number]
+        if not (self._is_held or self._is_queue) and is_never(denial.retry_after_ns):
+            # No time brings the permits, so the task would ask again for ever.
+            raise LimitExceeded(part.name, denial.limit, denial.retry_after)
         interval_ns = self._interval_ns(part, cost)
         if self._is_held:
             wait_ns, at_once = interval_ns, part.limit

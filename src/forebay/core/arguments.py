@@ -18,6 +18,7 @@ __all__ = [
     "kept",
     "keys_of",
     "no_id_beside_charges",
+    "no_reset_of_credits",
     "permits_of",
     "too_many_permits",
     "ttl_without_id",
@@ -57,7 +58,14 @@ def too_many_permits(permits: int, limiter: str) -> InvalidCost:
     """The exception for permits that a key can't get."""
     return InvalidCost(
         f"{short_repr(permits)} more permits are too many for the key: in limiter {limiter!r} a key may have at most "
-        f"{MOST_PERMITS} above its burst. Add fewer, or use a limit of a larger unit"
+        f"{MOST_PERMITS} above its burst, and as many credits. Add fewer, or use a limit of a larger unit"
+    )
+
+
+def no_reset_of_credits(limiter: Any) -> InvalidLimiter:
+    return InvalidLimiter(
+        f"{limiter!r} is not reset, as that would delete what a key has paid for: take_up_to(key, 2**48) takes all that "
+        "the key has left, and returns how much it was"
     )
 
 

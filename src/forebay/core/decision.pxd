@@ -3,8 +3,18 @@ from libc.stdint cimport uint64_t
 from forebay.core.table.native cimport multiply_divide_down, multiply_divide_up
 
 
-# A duration in seconds, never less than in ns.
+# A duration in seconds, never less than in ns; infinity for the time to what never happens.
 cdef double seconds_up(uint64_t duration_ns) noexcept
+
+
+cdef inline uint64_t never_ns() noexcept nogil:
+    """The time to what never happens by itself."""
+    return ~<uint64_t>0 >> 1
+
+
+cdef inline bint is_never(uint64_t duration_ns) noexcept nogil:
+    """Whether it is `never_ns`, or that in whole microseconds. No time of a state is so far ahead."""
+    return duration_ns >> 62 != 0
 
 
 cdef enum Flag:

@@ -10,6 +10,8 @@ from inspect import Signature
 cdef double seconds_up(uint64_t duration_ns) noexcept:
     """A duration in seconds, never less than in ns: a caller that sleeps that long must not wake too early."""
     cdef double seconds = <double>duration_ns / 1e9
+    if is_never(duration_ns):
+        return INFINITY
     # Below 2**50 ns (13 days) the division's error is under half a nanosecond, and rounding gives the duration back.
     # Above that, conversion and division may each lose half a unit in the last place.
     return seconds if duration_ns < <uint64_t>1 << 50 else nextafter(nextafter(seconds, INFINITY), INFINITY)
@@ -31,7 +33,8 @@ cdef class Decision:
     * ``limit``: the most permits that can be allowed at once (a bucket's burst)
     * ``remaining``: the permits that would still be allowed right after this decision; more than the limit if ``add``
       gave a key more
-    * ``retry_after``: seconds after which the same request is allowed if nothing else happens; 0.0 when allowed
+    * ``retry_after``: seconds after which the same request is allowed if nothing else happens; 0.0 when allowed, and
+      infinity if no time brings the permits (``Credits``)
     * ``reset_after``: seconds after which the key is as if it had never been seen
     * ``next_after``: seconds after which more than now is allowed. That is ``retry_after`` for a denial, the time to
       the next permit for a bucket, else ``reset_after``

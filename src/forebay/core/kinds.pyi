@@ -1,5 +1,6 @@
 from forebay.core.algorithms.bucketed_window import BucketedWindow as BucketedWindow
 from forebay.core.algorithms.concurrency import Concurrency as Concurrency
+from forebay.core.algorithms.credits import Credits as Credits
 from forebay.core.algorithms.leaky_bucket import LeakyBucket as LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval as MinInterval
 from forebay.core.algorithms.sliding_log import SlidingLog as SlidingLog

@@ -10,6 +10,7 @@ from cpython.type cimport PyType_Modified
 
 from forebay.core.algorithms.bucketed_window import BucketedWindow
 from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.credits import Credits
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.sliding_log import SlidingLog
@@ -54,5 +55,6 @@ cdef int share_constructor(tuple kinds) except -1:
 
 
 share_constructor((
-    AllOf, BucketedWindow, Concurrency, FixedWindow, LeakyBucket, MinInterval, SlidingLog, SlidingWindow, TokenBucket,
+    AllOf, BucketedWindow, Concurrency, Credits, FixedWindow, LeakyBucket, MinInterval, SlidingLog, SlidingWindow,
+    TokenBucket,
 ))

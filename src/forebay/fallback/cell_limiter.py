@@ -293,7 +293,11 @@ class CellLimiter(Limiter):
     def return_charge(self, tag: Tag, charge: Charge) -> None:
         with self.memory.lock:
             now_ns = self.open_now_ns()
-            self.table.give_back(tag, now_ns, self.algorithm, charge)
+            self.give_back(tag, now_ns, charge)
+
+    def give_back(self, tag: Tag, now_ns: int, charge: Charge) -> None:
+        """Give a charge back, if it still counts. The caller holds the lock."""
+        self.table.give_back(tag, now_ns, self.algorithm, charge)
 
     def refund(
         self,
@@ -318,7 +322,7 @@ class CellLimiter(Limiter):
             now_ns = self.open_now_ns()
             # No single request can have charged more than the limit.
             if mark is None or (permits <= params.limit and remove_mark(self, mark, now_ns)):
-                self.table.give_back(tag, now_ns, self.algorithm, charge)
+                self.give_back(tag, now_ns, charge)
 
     def reset(self, key: Key) -> None:
         """Forget `key`: its next request finds a fresh key."""
@@ -412,7 +416,7 @@ class CellLimiter(Limiter):
     def roll_back(self, attempt: Attempt, now_ns: int) -> None:
         # A request that was allowed because the table was full has left no charge.
         if attempt.charge.amount and not attempt.verdict.full:
-            self.table.give_back(attempt.tag, now_ns, self.algorithm, charge_left(attempt.charge, attempt.verdict))
+            self.give_back(attempt.tag, now_ns, charge_left(attempt.charge, attempt.verdict))
 
     def decision_on(self, attempt: Attempt) -> Decision:
         return self.decision_by(attempt.charge, attempt.verdict)

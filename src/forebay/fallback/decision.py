@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from inspect import Signature
 from typing import ClassVar, Literal, NoReturn, Self, final
 
+from forebay.rate import is_never
+
 __all__ = ["Decision", "Outlook", "decision_of", "seconds_from_ns"]
 
 
 def seconds_from_ns(duration_ns: int) -> float:
     """A duration in seconds, never less than in ns: a caller that sleeps that long must not wake too early."""
+    if is_never(duration_ns):
+        return math.inf
     seconds = duration_ns / 1e9
     if duration_ns < 2**50:
         return seconds

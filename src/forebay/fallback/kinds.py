@@ -8,6 +8,7 @@ from forebay.core.limiter_arguments import signature_of
 from forebay.fallback.all_of import AllOf
 from forebay.fallback.bucketed_window import BucketedWindow
 from forebay.fallback.concurrency import Concurrency
+from forebay.fallback.credits import Credits
 from forebay.fallback.gcra import LeakyBucket, MinInterval
 from forebay.fallback.sliding_log import SlidingLog
 from forebay.fallback.token_bucket import TokenBucket
@@ -17,6 +18,7 @@ __all__ = [
     "AllOf",
     "BucketedWindow",
     "Concurrency",
+    "Credits",
     "FixedWindow",
     "LeakyBucket",
     "MinInterval",
@@ -31,7 +33,8 @@ def _refuse(cls: type) -> NoReturn:
 
 
 for kind in (
-    AllOf, BucketedWindow, Concurrency, FixedWindow, LeakyBucket, MinInterval, SlidingLog, SlidingWindow, TokenBucket,
+    AllOf, BucketedWindow, Concurrency, Credits, FixedWindow, LeakyBucket, MinInterval, SlidingLog, SlidingWindow,
+    TokenBucket,
 ):  # fmt: skip
     kind.__init_subclass__ = classmethod(_refuse)  # type: ignore[assignment]
     # inspect and help() would find that of __new__.

@@ -159,6 +159,9 @@ class Table:
         is_new = state is None
         if is_new:
             state = algorithm.fresh
+            if algorithm.take(tag, state, now_ns, charge) is None:
+                # It needs no room.
+                return Verdict(tag, now_ns, state, False)
             room_ns = self._make_room(now_ns, on_full, counts)
             if room_ns is not None:
                 counts.full += 1

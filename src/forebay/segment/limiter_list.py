@@ -30,6 +30,7 @@ ALGORITHM_NAMES: Final = {
     layout.ALGORITHM_LEASED_TOKEN_BUCKET: "leased TokenBucket",
     layout.ALGORITHM_LEASED_FIXED_WINDOW: "leased FixedWindow",
     layout.ALGORITHM_LEASED_SLIDING_WINDOW: "leased SlidingWindow",
+    layout.ALGORITHM_CREDITS: "Credits",
     layout.ALGORITHM_SHEDDER: "load shedder",
 }
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from forebay.errors import InvalidLimiter, short_repr
+from forebay.rate import is_never
 from forebay.web.header_fields import allowance
 from forebay.web.request import Request
 from forebay.web.rules import Answer, Denial, Deny, Shed, check_answer
@@ -20,6 +21,7 @@ __all__ = [
     "reason_of",
     "response_too_large",
     "retry_after",
+    "spent",
     "status_line",
     "unavailable",
 ]
@@ -65,8 +67,11 @@ def problem_report(denial: Denial) -> Answer:
         assert wait_s is not None
         detail = f"Too many requests were denied: {again(wait_s)}."
         return quota_exceeded(status, detail, wait_s, denial.fields, {"violated-policies": list(denial.violated)})
-    when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
-    detail = f"The limit is {allowance(denial.rule.limiter)}: {when}."
+    if denial.decision is not None and is_never(denial.decision.retry_after_ns):
+        detail = spent(denial.decision.remaining)
+    else:
+        when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
+        detail = f"The limit is {allowance(denial.rule.limiter)}: {when}."
     return quota_exceeded(status, detail, wait_s, denial.fields, {"violated-policies": list(denial.violated)})
 
 
@@ -103,6 +108,11 @@ def _problem(
 
 def again(wait_s: int) -> str:
     return f"ask again in {wait_s} second{'s' * (wait_s != 1)}"
+
+
+def spent(left: int) -> str:
+    """What a client is told whose prepaid permits don't suffice."""
+    return f"{left or 'None'} of the prepaid permits {'is' if left == 1 else 'are'} left, and this request needs more."
 
 
 def retry_after(wait_s: int | None) -> list[tuple[str, str]]:

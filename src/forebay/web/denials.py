@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable, short_repr
-from forebay.rate import NS
+from forebay.rate import NS, is_never
 from forebay.seldom import Seldom
 from forebay.web.answers import FULL, UNAVAILABLE, UNKNOWN
 from forebay.web.bans import Ban
@@ -29,6 +29,7 @@ __all__ = [
     "log",
     "log_denial",
     "log_for_operator",
+    "wait_s_of",
     "whole_seconds_up",
 ]
 
@@ -82,6 +83,11 @@ def whole_seconds_up(duration_ns: int) -> int:
     return -(-duration_ns // NS)
 
 
+def wait_s_of(decision: Decision) -> int | None:
+    """How long a denied client has to wait, in whole seconds. None: no time brings what it lacks."""
+    return None if is_never(decision.retry_after_ns) else max(1, whole_seconds_up(decision.retry_after_ns))
+
+
 def by_ban(rule: Rule, ban: Ban, decision: Decision) -> Denial:
     """The denial of a request whose key is banned."""
     wait_s = max(1, whole_seconds_up(decision.retry_after_ns))
@@ -132,7 +138,7 @@ class Denials:
         rule, decision = max(denied, key=lambda pair: pair[1].retry_after_ns)
         if decision.reason == "no room":
             return self.full(decision.retry_after_ns)
-        wait_s = HOLDER_WAIT_S if rule.is_held else max(1, whole_seconds_up(decision.retry_after_ns))
+        wait_s = HOLDER_WAIT_S if rule.is_held else wait_s_of(decision)
         # A shadow ban has the fields of success.
         visible = [pair for pair in (pairs if rule.is_hidden else denied) if not pair[0].is_hidden]
         visible_rules = [rule for rule, _ in visible]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.credits import Credits
 from forebay.core.decision import Decision
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import NS, Rate
@@ -28,12 +29,14 @@ Writer: TypeAlias = Callable[[Sequence[Decision], Sequence[str]], Fields]
 
 
 def rate_of(limiter: Any) -> Rate | None:
-    """None for a ``Concurrency``."""
+    """None for a ``Concurrency`` and for ``Credits``."""
     return getattr(limiter, "rate", None)
 
 
 def allowance(limiter: Any, noun: str = "request") -> str:
     """The limit, as text for people. `noun`: a permit is for one."""
+    if kind_of(limiter) is Credits:
+        return f"as many {noun}s as were paid for"
     rate = rate_of(limiter)
     count = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
     requests = f"{count} {noun}{'s' * (count != 1)}"
@@ -47,7 +50,12 @@ def allowance(limiter: Any, noun: str = "request") -> str:
 class Policy:
     """One limiter's items of the fields."""
 
-    __slots__ = ("is_held", "name", "policy_item", "prefix", "quota", "window_s")
+    __slots__ = ("has_no_times", "is_prepaid", "name", "policy_item", "prefix", "quota", "window_s")
+
+    has_no_times: bool
+    """Whether it is unknown when a permit comes, or none ever does by itself."""
+    is_prepaid: bool
+    """Whether it has no quota: of ``Credits``, only what remains can be reported."""
 
     def __init__(self, limiter: Any) -> None:
         rate = rate_of(limiter)
@@ -56,10 +64,14 @@ class Policy:
             c if c.isprintable() else "?" for c in limiter.name.encode("ascii", "backslashreplace").decode()
         )
         name = '"' + self.name.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        self.is_held = kind_of(limiter) is Concurrency
+        self.is_prepaid = kind_of(limiter) is Credits
+        self.has_no_times = self.is_prepaid or kind_of(limiter) is Concurrency
         self.prefix = f"{name};r="
         self.quota: int = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
         self.window_s = 0
+        if self.is_prepaid:
+            self.policy_item = ""
+            return
         if kind_of(limiter) is Concurrency:
             self.policy_item = f'{name};q={self.quota};qu="concurrent-requests"'
             return
@@ -77,7 +89,7 @@ class Policy:
 
     def wait_s(self, decision: Decision) -> int:
         """Whole seconds until more remains than now; 0 if that can't be, or if it is unknown."""
-        return 0 if self.is_held else -(-decision.next_after_ns // NS)
+        return 0 if self.has_no_times else -(-decision.next_after_ns // NS)
 
 
 def header_writer(
@@ -131,11 +143,14 @@ def partition_text(secret: bytes, limiter: Any, key: object) -> str:
 
 
 def _draft_10(policies: Sequence[Policy], all_policies: Sequence[Policy], pair: Pair) -> Writer:
-    policy_field = pair("RateLimit-Policy", ", ".join(policy.policy_item for policy in all_policies))
+    items = [policy.policy_item for policy in all_policies if not policy.is_prepaid]
+    policy_field = pair("RateLimit-Policy", ", ".join(items))
     name, _ = pair("RateLimit", "")
-    return RateLimitFields(
-        policy_field, name, pair is _encoded, [policy.prefix for policy in policies], [p.is_held for p in policies]
+    fields = RateLimitFields(
+        policy_field, name, pair is _encoded, [policy.prefix for policy in policies], [p.has_no_times for p in policies]
     )
+    # The field has at least one item (draft-10, section 3).
+    return fields if items else lambda decisions, partitions: fields(decisions, partitions)[1:]
 
 
 def _tightest(policies: Sequence[Policy], decisions: Sequence[Decision]) -> tuple[Policy, Decision]:
@@ -147,19 +162,22 @@ def _tightest(policies: Sequence[Policy], decisions: Sequence[Decision]) -> tupl
 
 
 def _draft_06(policies: Sequence[Policy], all_policies: Sequence[Policy], pair: Pair) -> Writer:
-    policy_field = pair(
-        "RateLimit-Policy", ", ".join(f"{p.quota};w={p.window_s}" if p.window_s else f"{p.quota}" for p in all_policies)
-    )
+    quotas = [(p.quota, p.window_s) for p in all_policies if not p.is_prepaid]
+    policy_text = ", ".join(f"{quota};w={window_s}" if window_s else f"{quota}" for quota, window_s in quotas)
+    policy_fields = [pair("RateLimit-Policy", policy_text)] if quotas else []
 
     def write(decisions: Sequence[Decision], partitions: Sequence[str]) -> Fields:
         if not policies:
-            return [policy_field]
+            return policy_fields[:]
         policy, decision = _tightest(policies, decisions)
+        remaining = pair("RateLimit-Remaining", str(decision.remaining))
+        if policy.is_prepaid:
+            return [remaining, *policy_fields]
         return [
             pair("RateLimit-Limit", str(policy.quota)),
-            pair("RateLimit-Remaining", str(decision.remaining)),
+            remaining,
             pair("RateLimit-Reset", str(policy.wait_s(decision))),
-            policy_field,
+            *policy_fields,
         ]
 
     return write
@@ -170,9 +188,12 @@ def _x_ratelimit(policies: Sequence[Policy], all_policies: Sequence[Policy], pai
         if not policies:
             return []
         policy, decision = _tightest(policies, decisions)
+        remaining = pair("X-RateLimit-Remaining", str(decision.remaining))
+        if policy.is_prepaid:
+            return [remaining]
         return [
             pair("X-RateLimit-Limit", str(policy.quota)),
-            pair("X-RateLimit-Remaining", str(decision.remaining)),
+            remaining,
             # A second of the wall clock, as GitHub and Flask-Limiter send it.
             pair("X-RateLimit-Reset", str(math.ceil(time.time()) + policy.wait_s(decision))),
         ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, LimitExceeded, StoreUnavailable, short_repr
-from forebay.web.answers import FULL, UNAVAILABLE, again, quota_exceeded, unavailable
-from forebay.web.denials import STORE_WAIT_S, whole_seconds_up
+from forebay.web.answers import FULL, UNAVAILABLE, again, quota_exceeded, spent, unavailable
+from forebay.web.denials import STORE_WAIT_S, wait_s_of, whole_seconds_up
 from forebay.web.rules import Answer
 
 __all__ = ["refusal"]
@@ -16,7 +18,8 @@ def refusal(*results: Decision | Exception) -> Answer:
 
     `results`: decisions, or the errors that were raised instead of them. The status is 503 if a limit could not be
     checked (``StoreUnavailable``, or ``Decision.reason`` is ``"no room"``), else 429 (also for ``LimitExceeded`` and
-    ``CostExceedsLimit``). Of several denials the longest wait counts, and decisions that allow the request don't.
+    ``CostExceedsLimit``). There is no ``Retry-After`` if no time brings what a limit lacks (``CostExceedsLimit``, and
+    ``Credits``). Of several denials the longest wait counts, and decisions that allow the request don't.
 
     ``decision = bucket.hit(key)``, and ``if not decision: return refusal(decision)`` as the framework's response.
 
@@ -32,11 +35,18 @@ def refusal(*results: Decision | Exception) -> Answer:
         if isinstance(one, CostExceedsLimit):
             detail = f"The limit is {one.limit}: this request costs more than that, so it is never allowed."
             return quota_exceeded(429, detail, None)
-    longest = max(denied, key=_wait_s)
+    waits_s = [_wait_s(one) for one in denied]
+    if None in waits_s:
+        # No time brings what this limit lacks.
+        spender = denied[waits_s.index(None)]
+        assert isinstance(spender, (Decision, LimitExceeded))
+        return quota_exceeded(429, spent(spender.limit), None)
+    wait_s, longest = max(zip(waits_s, denied, strict=True), key=lambda pair: pair[0] or 0)
+    assert wait_s is not None
     if any(isinstance(one, Decision) and one.reason == "no room" for one in denied):
-        return unavailable(503, FULL, _wait_s(longest))
+        return unavailable(503, FULL, wait_s)
     assert isinstance(longest, (Decision, LimitExceeded))
-    return quota_exceeded(429, f"The limit is {longest.limit}: {again(_wait_s(longest))}.", _wait_s(longest))
+    return quota_exceeded(429, f"The limit is {longest.limit}: {again(wait_s)}.", wait_s)
 
 
 def _allows(result: object) -> bool:
@@ -49,8 +59,9 @@ def _allows(result: object) -> bool:
     )
 
 
-def _wait_s(denied: Decision | Exception) -> int:
+def _wait_s(denied: Decision | Exception) -> int | None:
+    """None: no time brings what it lacks."""
     if isinstance(denied, Decision):
-        return max(1, whole_seconds_up(denied.retry_after_ns))
+        return wait_s_of(denied)
     assert isinstance(denied, LimitExceeded)
-    return max(1, whole_seconds_up(round(denied.retry_after * 1e9)))
+    return None if math.isinf(denied.retry_after) else max(1, whole_seconds_up(round(denied.retry_after * 1e9)))

@@ -36,7 +36,7 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport ForebayCell
-from forebay.core.table.table cimport TIME_BITS, Next, Verdict
+from forebay.core.table.table cimport TIME_BITS, Decide, Next, Verdict
 
 
 # Decide by a state that is no time: permits above the burst, or what no limiter can have written. Allows. A variable:
@@ -47,8 +47,10 @@ cdef TakeAbove gcra_take_above
 # Give a cancelled charge back to such a state. Whether anything changes.
 cdef bint gcra_give_back_above(uint64_t state, const Charge* charge, Next* next) noexcept nogil
 
-# Add so many permits, under a limit whose keys may exceed it, by one decision. Returns how many the key then has.
-cdef uint64_t add_permits(CellLimiter limiter, object key, uint64_t permits, const LimitParams* params) except? 0
+# Add so many permits by one decision of `add`, such as `gcra_add`. Returns how many the key then has.
+cdef uint64_t add_permits(
+    CellLimiter limiter, object key, uint64_t permits, const LimitParams* params, Decide add
+) except? 0
 
 # The decision function that adds permits. Their number is the amount of a charge. Denies if they would be too many.
 cdef bint gcra_add(

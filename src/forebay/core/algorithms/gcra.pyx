@@ -10,7 +10,7 @@ from forebay.core.table.native cimport (
     FOREBAY_KIND_TAT, ForebayCell, ForebayLine, multiply_divide_down, multiply_divide_up, product_below,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, TIME_BITS, Events, Next, Verdict, holds_permits, most_permits, no_events, permits_in, state_of_permits,
+    ALLOWED, TIME_BITS, Decide, Events, Next, Verdict, holds_permits, most_permits, no_events, permits_in, state_of_permits,
     table_decide, table_now,
 )
 
@@ -107,7 +107,9 @@ cdef bint gcra_add(
     return permits <= most_permits()
 
 
-cdef uint64_t add_permits(CellLimiter limiter, object key, uint64_t permits, const LimitParams* params) except? 0:
+cdef uint64_t add_permits(
+    CellLimiter limiter, object key, uint64_t permits, const LimitParams* params, Decide add
+) except? 0:
     cdef Charge charge
     cdef Verdict verdict
     cdef Events events = no_events()
@@ -118,7 +120,7 @@ cdef uint64_t add_permits(CellLimiter limiter, object key, uint64_t permits, con
     charge.amount = permits
     verdict.tag = tag
     verdict.now_ns = table_now(&limiter.table)
-    table_decide(&limiter.table, tag, line.number, &line.counters.claims, gcra_add, &charge, &verdict, &events)
+    table_decide(&limiter.table, tag, line.number, &line.counters.claims, add, &charge, &verdict, &events)
     limiter.count_events(&events)
     if verdict.full:
         raise StoreFull(limiter.name)

@@ -8,7 +8,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.conversion cimport KEEP_SHARE, KEEP_USED, Keep, scaled
 from forebay.core.algorithms.counts cimport count_bits_for, window_end_ns
-from forebay.core.algorithms.gcra cimport GcraLimiter, add_permits, gcra_take
+from forebay.core.algorithms.gcra cimport GcraLimiter, add_permits, gcra_add, gcra_take
 from forebay.core.algorithms.initial_bucket cimport initial_give_back, initial_take, is_known, state_now
 from forebay.core.algorithms.interval_bucket cimport (
     boundaries_for, deficit_of, delay_of, interval_give_back, interval_take,
@@ -142,7 +142,7 @@ cdef class TokenBucket(GcraLimiter):
                 "refill='continuous' can")
         if number == 0:
             return self.peek(key, 0, rate=rate, burst=burst).remaining
-        return add_permits(self, key, number, &params)
+        return add_permits(self, key, number, &params, gcra_add)
 
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
         if rate is None and burst is None:

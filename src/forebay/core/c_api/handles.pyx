@@ -45,6 +45,8 @@ cdef class OpenedLimiter:
             or (self.use == DECIDES and (<CellLimiter>limiter).params.edges != NULL)
             # Python checks the costs of a bucket with initial permits.
             or (self.use == DECIDES and (<CellLimiter>limiter).params.missing_ns != 0)
+            # Python reports that a store has no room for credits that come back.
+            or (<Limiter>limiter).table.new_may_be_denied
         ):
             raise Refused(FOREBAY_NEEDS_PYTHON)
         self.limiter = limiter

@@ -71,6 +71,7 @@ cdef struct Table:
     Used used                    # NULL: states order their keys
     const void* used_context
     int kept_bits                # low bits of a state that belong to the cell, not to the key that is in it
+    bint new_may_be_denied       # whether a fresh key's request may be denied: then it inserts nothing
 
 
 cdef enum Outcome:

@@ -506,6 +506,13 @@ cdef void table_decide(
     while True:
         cell = find_member(&probe, tag)
         if cell == NULL:
+            # A denial writes nothing (I-3), and evicts no key. Only a table that says so asks, as others never deny.
+            if table.new_may_be_denied and not decide(NULL, tag, 0, verdict.now_ns, parameters, &next):
+                # Linearizes within the search: see algorithms/credits.pyx.
+                verdict.state = 0
+                verdict.cell = NULL
+                verdict.outcome = DENIED
+                return
             insertion = insert(
                 table, &probe, tag, counter_line, claim_sequence, decide, parameters, verdict, events)
             if insertion == INSERTED:
