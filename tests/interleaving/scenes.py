@@ -85,9 +85,20 @@ def prepaid(**options: Any) -> Scene:
 
 
 def credits_back() -> Scene:
-    """Two cells: after five minutes another key may take that of a key which has nothing left."""
-    scene = prepaid(usable=2).topped_up(1)
+    """Two cells: another key may take that of a key which has nothing left, but only after five minutes. By then there
+    is room in the other cell.
+    """
+    scene = prepaid(usable=2, crowded="by claims")
+    scene.program.foreign(scene.limiter, 1, scene.at_ns + 350 * NS)
+    scene.topped_up(1)
     return scene.hits(0).add(0, "refund").add(1, "top_up", key=scene.other)
+
+
+def denial_without_room() -> Scene:
+    """One cell, in which another key lives: a denial needs no room."""
+    scene = prepaid(usable=1)
+    scene.program.foreign(scene.limiter, 0, scene.at_ns + NS)
+    return scene.hits(0, 1)
 
 
 def initial_bucket(burst: int, initial: int, **options: Any) -> Scene:
@@ -404,8 +415,9 @@ SCENES |= {
         lambda: prepaid().topped_up(2).hits(0, 1, 2), {"crashes": 1, "stale_reads": 2}, {"crashes": 2}
     ),
     "credits: permits are given back": Explorable(
-        credits_back, {"clock_moves": 1, "jumps_ns": [300 * NS], "crashes": 1}, {"crashes": 2}
+        credits_back, {"clock_moves": 1, "jumps_ns": [400 * NS], "crashes": 1}, {"crashes": 2}
     ),
+    "credits: a denied key needs no room": Explorable(denial_without_room, {"crashes": 1}, {"crashes": 2}),
     "credits: a key without any is denied": Explorable(
         lambda: prepaid(usable=1, on_full="evict").hits(0).add(1, "top_up").hits(2), {"crashes": 1}, {"crashes": 2}
     ),

@@ -100,7 +100,7 @@ FOUND_BY = {
     "permits above the burst end by an old reading": "token bucket: permits above the burst are spent",
     "permits above the burst expire": "permits above the burst are not evicted",
     "added permits take the place of others above the burst": "insertion by two that add permits",
-    "a key without credits takes a cell to be denied": "credits: a key without any is denied",
+    "a key without credits takes a cell to be denied": "credits: a denied key needs no room",
     "added credits take the place of others": "credits: permits are added",
     "a key gets no credits back that has lost its cell": "credits: permits are given back",
     **LEASED_FOUND_BY,

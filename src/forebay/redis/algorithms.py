@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple
 
+from forebay.core.arguments import MOST_PERMITS
 from forebay.core.decision import Decision, _decision
 from forebay.core.limiter_arguments import rounds_up
 from forebay.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, short_repr
-from forebay.rate import Duration, Rate, as_delay_ns, as_period_ns, as_rate
+from forebay.rate import NEVER_NS, Duration, Rate, as_delay_ns, as_period_ns, as_rate
 from forebay.redis.keys import digest
 from forebay.segment import layout
 
@@ -23,6 +24,7 @@ __all__ = [
     "BucketedWindow",
     "Charge",
     "Concurrency",
+    "Credits",
     "FixedWindow",
     "Gcra",
     "IntervalBucket",
@@ -138,6 +140,25 @@ def whole(number: Any, what: str, name: str, most: int | None = None) -> int:
         bounds = "of at least 1" if most is None else f"from 1 to {most}"
         raise InvalidLimiter(f"the {what} of limiter {name!r} is a whole number {bounds}, not {short_repr(number)}")
     return int(number)
+
+
+class Credits(Algorithm):
+    """Prepaid permits, which no time brings."""
+
+    script = "credits"
+    number_count = 1
+    suffix = b"credits"
+    limit = MOST_PERMITS
+
+    def charge_for(self, cost: int) -> Charge:
+        return Charge(cost, (cost, self.limit - cost))
+
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
+        return seen.numbers[0], NEVER_NS // 1000, NEVER_NS // 1000
+
+    def decision(self, name: str, charge: Charge, seen: Seen) -> Decision:
+        left = seen.numbers[0]
+        return _decision(name, seen.allowed, left, left, 1, 1, 0 if seen.allowed else NEVER_NS, NEVER_NS)
 
 
 class Gcra(Algorithm):

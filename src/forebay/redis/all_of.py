@@ -284,6 +284,8 @@ class AllOfCommands:
         yield from each(flows)
 
     def reset(self, key: Keys) -> CommandFlow[None]:
+        for limiter, _, _ in self._each(key, 1):
+            limiter.check_reset()
         yield from each([self._run_once(b"reset", group) for group in self._groups(self.parts(key, 1))])
 
     def _run_once(self, what: bytes, parts: Sequence[Part]) -> CommandFlow[None]:

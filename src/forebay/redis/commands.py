@@ -15,6 +15,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from forebay.core.algorithms.credits import Credits
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.arguments import (
@@ -23,6 +24,7 @@ from forebay.core.arguments import (
     MOST_PERMITS,
     cost_of,
     kept,
+    no_reset_of_credits,
     permits_of,
     too_many_permits,
     ttl_without_id,
@@ -213,8 +215,8 @@ class LimiterCommands:
 
     def __repr__(self) -> str:
         """The limiter's ``repr``, which errors show to users."""
-        parameters = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
-        return f"<{self.kind.__name__} {self.name!r} {parameters}, over {self._owner}>"
+        parameters = "".join(f" {name}={value}," for name, value in self.parameters.items()) or ","
+        return f"<{self.kind.__name__} {self.name!r}{parameters} over {self._owner}>"
 
     def key(self, key: Key) -> bytes:
         """The Redis key of the state of `key`."""
@@ -313,12 +315,14 @@ class LimiterCommands:
 
     def add(self, key: Key, permits: Any, rate: str | Rate | None, burst: int | None) -> Command[int]:
         number, algorithm = permits_of(permits, self.name), self.tier(rate, burst)
-        if self.kind is not TokenBucket or algorithm.script != "gcra":
+        is_prepaid = self.kind is Credits
+        if not is_prepaid and (self.kind is not TokenBucket or algorithm.script != "gcra"):
             raise InvalidLimiter(
-                f"{self!r} can't have permits above its burst: a token bucket with refill='continuous' can"
+                f"{self!r} can't have permits above its burst: a token bucket with refill='continuous' can, and Credits are only "
+                "what was added"
             )
         one = self.charge_for(key, 1, algorithm)
-        arguments = [number, MOST_PERMITS, algorithm.limit, algorithm.script, *one.arguments]
+        arguments = [number, MOST_PERMITS, 0 if is_prepaid else algorithm.limit, algorithm.script, *one.arguments]
 
         def read(reply: list[int]) -> int:
             if reply[0] == -2:
@@ -373,7 +377,13 @@ class LimiterCommands:
             forget(command, [charge], request_id)
         yield command
 
+    def check_reset(self) -> None:
+        """Raises ``InvalidLimiter`` if a reset would delete what a key has paid for."""
+        if self.kind is Credits:
+            raise no_reset_of_credits(self)
+
     def reset(self, key: Key) -> Command[None]:
+        self.check_reset()
         return self._command(b"reset", self.key(key), self.algorithm.unit, 2, read_nothing)
 
     def exceeded(self, decision: Decision) -> LimitExceeded:
@@ -381,7 +391,8 @@ class LimiterCommands:
         if retry_after == 0 and isinstance(self.algorithm, LeakyBucket):
             # The queue has room, so its departures were too late: a retry may succeed when it is empty.
             retry_after = decision.reset_after
-        return LimitExceeded(self.name, self.limit, retry_after)
+        # Of credits, the decision's limit is what the key has left.
+        return LimitExceeded(self.name, decision.limit if self.kind is Credits else self.limit, retry_after)
 
     def _decision(self, what: bytes, key: bytes, algorithm: Algorithm, charge: Charge) -> Command[Decision]:
         def read(reply: list[int]) -> Decision:

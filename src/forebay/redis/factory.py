@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from forebay.core.algorithms.bucketed_window import BucketedWindow
 from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.credits import Credits
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.sliding_log import SlidingLog
@@ -110,6 +111,10 @@ def _concurrency(name: str, limit: Any, lease: Any = "30s") -> LimiterSpec:
     return LimiterSpec(algorithm, {"limit": algorithm.limit, "lease_ns": 1000 * algorithm.lease_us})
 
 
+def _credits(name: str) -> LimiterSpec:
+    return LimiterSpec(algorithms.Credits(), {})
+
+
 _KINDS: Final[dict[type, Callable[..., LimiterSpec]]] = {
     TokenBucket: _token_bucket,
     LeakyBucket: _leaky_bucket,
@@ -119,4 +124,5 @@ _KINDS: Final[dict[type, Callable[..., LimiterSpec]]] = {
     BucketedWindow: _bucketed_window,
     SlidingLog: _sliding_log,
     Concurrency: _concurrency,
+    Credits: _credits,
 }

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from forebay.core.algorithms.bucketed_window import BucketedWindow
 from forebay.core.algorithms.concurrency import Concurrency, lease_taken
+from forebay.core.algorithms.credits import Credits
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.sliding_log import SlidingLog
@@ -418,6 +419,11 @@ class FallbackPolicy:
 
     def _native(self, limiter: LimiterCommands, keys: Any) -> Any:
         kind, store, parameters = limiter.kind, self._host, limiter.parameters
+        if kind is Credits:
+            raise InvalidLimiter(
+                f"limiter {limiter.name!r} has no share for this host to spend while Redis is away, as its permits "
+                "were paid for once: take a RedisStore with when_unavailable='deny' for it"
+            )
         name = f"{self._namespace}:{limiter.name}"
         if not name.isprintable():
             name = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

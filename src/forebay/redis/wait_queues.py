@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError
-from forebay.rate import Duration
+from forebay.rate import Duration, is_never
 from forebay.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses, jittered
 
 __all__ = ["WaitQueues", "wait"]
@@ -116,7 +116,7 @@ async def _reserve_until(
             return booked
         if is_cancelled():
             raise asyncio.CancelledError
-        if left_s == 0 or (booked.delay > left_s and not may_free_early):
+        if left_s == 0 or is_never(booked.delay_ns) or (booked.delay > left_s and not may_free_early):
             return None
         # A denial without a time must not lead to a loop without sleep.
         delay_ns = booked.delay_ns or FIRST_BACKOFF_NS
