@@ -6,6 +6,7 @@ from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
+    Credits,
     FixedWindow,
     LeakyBucket,
     Lease,
@@ -46,6 +47,7 @@ def in_memory(store: Store) -> None:
     assert_type(SlidingLog(store, "g", "1/s", keys=1), SlidingLog)
     SlidingLog(store, "g", "1/s")  # type: ignore[call-overload]
     permits = assert_type(Concurrency(store, "h", 1), Concurrency)
+    assert_type(Credits(store, "i"), Credits)
     assert_type(AllOf(bucket, permits), AllOf)
     assert_type(bucket.store, Store)
     with permits.hold("key") as lease:
@@ -62,6 +64,7 @@ def over_redis(store: RedisStore) -> None:
     assert_type(SlidingWindow(store, "e", "1/s"), RedisLimiter)
     assert_type(BucketedWindow(store, "f", "1/s"), RedisLimiter)
     assert_type(SlidingLog(store, "g", "1/s"), RedisLimiter)
+    assert_type(Credits(store, "i"), RedisLimiter)
     permits = assert_type(Concurrency(store, "h", 1), RedisConcurrency)
     assert_type(AllOf(bucket), RedisAllOf)
     assert_type(AllOf(bucket, permits), RedisAllOf)
@@ -78,6 +81,7 @@ def over_asyncio(store: AsyncRedisStore) -> None:
     assert_type(SlidingWindow(store, "e", "1/s"), AsyncRedisLimiter)
     assert_type(BucketedWindow(store, "f", "1/s"), AsyncRedisLimiter)
     assert_type(SlidingLog(store, "g", "1/s"), AsyncRedisLimiter)
+    assert_type(Credits(store, "i"), AsyncRedisLimiter)
     permits = assert_type(Concurrency(store, "h", 1), AsyncRedisConcurrency)
     assert_type(AllOf(bucket, permits), AsyncRedisAllOf)
 
@@ -91,6 +95,7 @@ def leased(store: LeasedStore) -> None:
     BucketedWindow(store, "f", "1/s")  # type: ignore[arg-type]
     SlidingLog(store, "g", "1/s")  # type: ignore[arg-type]
     Concurrency(store, "h", 1)  # type: ignore[arg-type]
+    Credits(store, "i")  # type: ignore[arg-type]
     assert_type(bucket.store, LeasedStore)
 
 
@@ -100,6 +105,7 @@ def leased_for_asyncio(store: AsyncLeasedStore) -> None:
     assert_type(FixedWindow(store, "d", "1/s"), AsyncLeasedLimiter)
     assert_type(SlidingWindow(store, "e", "1/s"), AsyncLeasedLimiter)
     Concurrency(store, "h", 1)  # type: ignore[arg-type]
+    Credits(store, "i")  # type: ignore[arg-type]
     assert_type(bucket.store, AsyncLeasedStore)
 
 
@@ -112,6 +118,7 @@ def synced(store: SyncedStore) -> None:
     BucketedWindow(store, "f", "1/s")  # type: ignore[arg-type]
     SlidingLog(store, "g", "1/s")  # type: ignore[arg-type]
     Concurrency(store, "h", 1)  # type: ignore[arg-type]
+    Credits(store, "i")  # type: ignore[arg-type]
     assert_type(AllOf(bucket, window), AllOf)
     assert_type(bucket.store, Store)
     assert_type(bucket.synced_store, SyncedStore)

@@ -6,6 +6,7 @@ from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
+    Credits,
     FixedWindow,
     LeakyBucket,
     MinInterval,
@@ -36,5 +37,8 @@ with Store("shop", keys=100) as store:
         assert limiter.hit("k").retry_after > 0, limiter
     assert [MinInterval(store, "gap", "1 year").allow("k") for _ in range(2)] == [True, False]
     assert [LeakyBucket(store, "queue", "2/year", 2).allow("k") for _ in range(3)] == [True, True, False]
-    assert store.stats().total.allowed == 3 + 2 * (len(limiters) + 1)
+    credits = Credits(store, "credits")
+    assert credits.add("k", 1) == 1
+    assert [credits.wait("k") for _ in range(2)] == [True, False]
+    assert store.stats().total.allowed == 4 + 2 * (len(limiters) + 1)
 Store.unlink("shop")

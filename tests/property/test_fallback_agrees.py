@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[str], Make]]] = {
     "interval": (RATES, lambda rate: lambda of, store: of.TokenBucket(store, "a", rate, 5, "interval")),
     "queue": (RATES, lambda rate: lambda of, store: of.LeakyBucket(store, "a", rate, 4)),
     "gap": (("1 ms", "2s", "1 hour"), lambda time: lambda of, store: of.MinInterval(store, "a", time)),
+    "credits": (("credits",), lambda name: lambda of, store: of.Credits(store, name)),
     "fixed": (COUNTED, lambda rate: lambda of, store: of.FixedWindow(store, "a", rate)),
     "first": (COUNTED, lambda rate: lambda of, store: of.FixedWindow(store, "a", rate, "first")),
     "calendar": (
