@@ -878,6 +878,8 @@ def no_room() -> Scene:
 
 DENIALS = {name: Explorable(denials(make), STILL) for name, (make, _) in ONE_CELL.items()} | {
     "minimum interval": Explorable(lambda: min_interval().before().hits(0, 1), STILL),
+    "credits": Explorable(lambda: prepaid().topped_up(1).hits(0, 1, cost=2).add(1, "peek"), STILL),
+    "credits of a key without any": Explorable(lambda: prepaid(usable=1).hits(0, 1), STILL),
     "bucketed window": Explorable(denials(bucketed_window), STILL),
     "sliding log": Explorable(denials(sliding_log), STILL),
     "slots": Explorable(lambda: SceneOfSlots(2, 2).before(2).tries(0, 1, 0), {"only_reads": True}),

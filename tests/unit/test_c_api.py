@@ -25,6 +25,7 @@ from forebay import (
     AllOf,
     BucketedWindow,
     CostExceedsLimit,
+    Credits,
     FixedWindow,
     LeakyBucket,
     MinInterval,
@@ -571,9 +572,9 @@ def test_a_limiter_that_needs_python_is_refused() -> None:
         assert status_of(lambda: Handle(TokenBucket(store, "api", "100/hour"))) == c_api.NEEDS_PYTHON
 
 
-def test_a_window_by_the_calendar_and_a_bucket_with_initial_permits_are_refused(api_store: Store) -> None:
+def test_limiters_whose_decisions_need_python_are_refused(api_store: Store) -> None:
     window = FixedWindow(api_store, "quota", "100/month", align="calendar", timezone="UTC")
-    for limiter in (window, TokenBucket(api_store, "api", "100/hour", initial=5)):
+    for limiter in (window, TokenBucket(api_store, "api", "100/hour", initial=5), Credits(api_store, "paid")):
         assert status_of(lambda limiter=limiter: Handle(limiter)) == c_api.NEEDS_PYTHON
 
 

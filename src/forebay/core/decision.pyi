@@ -9,7 +9,8 @@ class Decision:
     * ``limit``: the most permits that can be allowed at once (a bucket's burst)
     * ``remaining``: the permits that would still be allowed right after this decision; more than the limit if ``add``
       gave a key more
-    * ``retry_after``: seconds after which the same request is allowed if nothing else happens; 0.0 when allowed
+    * ``retry_after``: seconds after which the same request is allowed if nothing else happens; 0.0 when allowed, and
+      infinity if no time brings the permits (``Credits``)
     * ``reset_after``: seconds after which the key is as if it had never been seen
     * ``next_after``: seconds after which more than now is allowed. That is ``retry_after`` for a denial, the time to
       the next permit for a bucket, else ``reset_after``

@@ -70,7 +70,8 @@
  * Only in Python
  * --------------
  * A limiter whose decision runs Python can't be opened (FOREBAY_NEEDS_PYTHON): one of a store with clock="time", a
- * FixedWindow with align="calendar", a TokenBucket with initial=, and one that is leased from Redis or synced over it.
+ * FixedWindow with align="calendar", a TokenBucket with initial=, Credits, and one that is leased from Redis or synced
+ * over it.
  * Limiters that Redis itself decides are none in this sense (FOREBAY_NOT_A_LIMITER). Python's decisions warn if the
  * store's file was removed; native ones leave that to `maintain`.
  */
