@@ -32,130 +32,130 @@ numbers = itertools.count()
 
 
 @pytest.fixture
-def credits(store: Any) -> Any:
+def prepaid(store: Any) -> Any:
     return Credits(store, "paid")
 
 
-def test_key_has_what_was_added(credits: Any, clock: Clock) -> None:
-    assert not credits.allow("ada")
-    assert credits.add("ada", 3) == 3
-    assert credits.add("ada", 2) == 5
-    decision = credits.hit("ada", 4)
+def test_key_has_what_was_added(prepaid: Any, clock: Clock) -> None:
+    assert not prepaid.allow("ada")
+    assert prepaid.add("ada", 3) == 3
+    assert prepaid.add("ada", 2) == 5
+    decision = prepaid.hit("ada", 4)
     assert (decision.allowed, decision.limit, decision.remaining, decision.reason) == (True, 1, 1, None)
     clock.advance(YEAR)
-    assert [credits.allow("ada"), credits.allow("ada"), credits.allow("eve")] == [True, False, False]
+    assert [prepaid.allow("ada"), prepaid.allow("ada"), prepaid.allow("eve")] == [True, False, False]
 
 
-def test_no_time_helps_a_denied_request(credits: Any, clock: Clock) -> None:
-    credits.add("ada", 2)
-    for decision in (credits.hit("ada", 3), credits.peek("ada", 3)):
+def test_no_time_helps_a_denied_request(prepaid: Any, clock: Clock) -> None:
+    prepaid.add("ada", 2)
+    for decision in (prepaid.hit("ada", 3), prepaid.peek("ada", 3)):
         assert (decision.allowed, decision.limit, decision.remaining, decision.reason) == (False, 2, 2, "limit")
         assert (decision.retry_after, decision.reset_after, decision.next_after) == (math.inf,) * 3
-    assert credits.peek("ada", 2).allowed
-    reservation = credits.reserve("ada", 3)
+    assert prepaid.peek("ada", 2).allowed
+    reservation = prepaid.reserve("ada", 3)
     assert (reservation.allowed, reservation.delay) == (False, math.inf)
 
 
-def test_wait_ends_at_once_without_credits(store: Any, credits: Any, clock: Clock) -> None:
-    both = AllOf(TokenBucket(store, "api", "1/hour", burst=5), credits)
-    assert not credits.wait("ada")
-    assert not credits.wait("ada", timeout="1 hour")
+def test_wait_ends_at_once_without_credits(store: Any, prepaid: Any, clock: Clock) -> None:
+    both = AllOf(TokenBucket(store, "api", "1/hour", burst=5), prepaid)
+    assert not prepaid.wait("ada")
+    assert not prepaid.wait("ada", timeout="1 hour")
     assert not both.wait("ada")
-    with pytest.raises(LimitExceeded, match="the key has 0 left, and no time brings more"), credits.limited("ada"):
+    with pytest.raises(LimitExceeded, match="the key has 0 left, and no time brings more"), prepaid.limited("ada"):
         pass
-    credits.add("ada", 2)
-    assert credits.wait("ada")
+    prepaid.add("ada", 2)
+    assert prepaid.wait("ada")
     assert both.wait("ada")
 
 
-def test_charge_is_given_back(credits: Any, clock: Clock) -> None:
-    credits.add("ada", 5)
-    reservation = credits.reserve("ada", 5)
-    assert credits.peek("ada", 0).remaining == 0
+def test_charge_is_given_back(prepaid: Any, clock: Clock) -> None:
+    prepaid.add("ada", 5)
+    reservation = prepaid.reserve("ada", 5)
+    assert prepaid.peek("ada", 0).remaining == 0
     clock.advance(YEAR)
     reservation.cancel()
     reservation.cancel()
-    assert credits.peek("ada", 0).remaining == 5
-    assert credits.hit("ada", 2)
-    credits.refund("ada", 2)
-    assert credits.peek("ada", 0).remaining == 5
+    assert prepaid.peek("ada", 0).remaining == 5
+    assert prepaid.hit("ada", 2)
+    prepaid.refund("ada", 2)
+    assert prepaid.peek("ada", 0).remaining == 5
 
 
-def test_request_id_is_charged_and_refunded_once(credits: Any, clock: Clock) -> None:
-    credits.add("ada", 5)
-    assert [credits.hit("ada", 2, request_id="r").remaining for _ in range(3)] == [3, 3, 3]
-    credits.refund("ada", 2, request_id="r")
-    credits.refund("ada", 2, request_id="r")
-    assert credits.peek("ada", 0).remaining == 5
+def test_request_id_is_charged_and_refunded_once(prepaid: Any, clock: Clock) -> None:
+    prepaid.add("ada", 5)
+    assert [prepaid.hit("ada", 2, request_id="r").remaining for _ in range(3)] == [3, 3, 3]
+    prepaid.refund("ada", 2, request_id="r")
+    prepaid.refund("ada", 2, request_id="r")
+    assert prepaid.peek("ada", 0).remaining == 5
 
 
-def test_several_limits_charge_all_or_none(store: Any, credits: Any, clock: Clock) -> None:
+def test_several_limits_charge_all_or_none(store: Any, prepaid: Any, clock: Clock) -> None:
     bucket = TokenBucket(store, "api", "1/hour", burst=2)
-    both = AllOf(bucket, credits)
+    both = AllOf(bucket, prepaid)
     assert not both.allow("ada")
-    credits.add("ada", 5)
+    prepaid.add("ada", 5)
     assert [both.allow("ada") for _ in range(3)] == [True, True, False]
-    assert (credits.peek("ada", 0).remaining, bucket.peek("ada", 0).remaining) == (3, 0)
+    assert (prepaid.peek("ada", 0).remaining, bucket.peek("ada", 0).remaining) == (3, 0)
     denied = both.hit("eve")
     assert (denied.allowed, denied.limiter, denied.retry_after) == (False, "paid", math.inf)
     assert bucket.peek("eve", 0).remaining == 2
 
 
-def test_limits_of_one_balance_take_it_one_after_the_other(store: Any, credits: Any, clock: Clock) -> None:
-    credits.add("ada", 3)
-    both = AllOf(credits, Credits(store, "paid"))
+def test_limits_of_one_balance_take_it_one_after_the_other(store: Any, prepaid: Any, clock: Clock) -> None:
+    prepaid.add("ada", 3)
+    both = AllOf(prepaid, Credits(store, "paid"))
     assert both.allow("ada")
     assert not both.allow("ada")
-    assert credits.peek("ada", 0).remaining == 1
+    assert prepaid.peek("ada", 0).remaining == 1
 
 
-def test_balance_is_taken_whole(credits: Any, clock: Clock) -> None:
-    credits.add("ada", 7)
-    assert [credits.take_up_to("ada", 5), credits.take_up_to("ada", 2**48), credits.take_up_to("ada", 1)] == [5, 2, 0]
+def test_balance_is_taken_whole(prepaid: Any, clock: Clock) -> None:
+    prepaid.add("ada", 7)
+    assert [prepaid.take_up_to("ada", 5), prepaid.take_up_to("ada", 2**48), prepaid.take_up_to("ada", 1)] == [5, 2, 0]
 
 
-def test_batch(credits: Any, clock: Clock) -> None:
-    credits.add("ada", 2)
-    assert credits.allow_many(["ada", "eve", "ada", "ada"]) == [True, False, True, False]
+def test_batch(prepaid: Any, clock: Clock) -> None:
+    prepaid.add("ada", 2)
+    assert prepaid.allow_many(["ada", "eve", "ada", "ada"]) == [True, False, True, False]
 
 
-def test_most_that_a_key_has(credits: Any, clock: Clock) -> None:
-    assert credits.add("ada", MOST) == MOST
+def test_most_that_a_key_has(prepaid: Any, clock: Clock) -> None:
+    assert prepaid.add("ada", MOST) == MOST
     with pytest.raises(InvalidCost, match="281474976710655"):
-        credits.add("ada", 1)
-    credits.refund("ada", 3)
-    assert credits.peek("ada", MOST).remaining == MOST
+        prepaid.add("ada", 1)
+    prepaid.refund("ada", 3)
+    assert prepaid.peek("ada", MOST).remaining == MOST
     with pytest.raises(CostExceedsLimit):
-        credits.hit("ada", MOST + 1)
-    assert credits.hit("ada", MOST)
+        prepaid.hit("ada", MOST + 1)
+    assert prepaid.hit("ada", MOST)
 
 
-def test_wrong_arguments(store: Any, credits: Any, clock: Clock) -> None:
+def test_wrong_arguments(store: Any, prepaid: Any, clock: Clock) -> None:
     for permits in (-1, 1.5, "3", None, True, MOST + 1):
         with pytest.raises(InvalidCost):
-            credits.add("ada", permits)
+            prepaid.add("ada", permits)
     with pytest.raises(InvalidKey):
-        credits.add(1.5, 1)
+        prepaid.add(1.5, 1)
     with pytest.raises(InvalidLimiter, match="one limit for all calls"):
-        credits.hit("ada", rate="1/s")
+        prepaid.hit("ada", rate="1/s")
     with pytest.raises(TypeError):
         Credits(store, "paid", 5)  # type: ignore[call-overload]
-    assert credits.add("ada", 0) == 0
+    assert prepaid.add("ada", 0) == 0
 
 
-def test_reset_is_refused(store: Any, credits: Any, clock: Clock) -> None:
-    credits.add("ada", 7)
+def test_reset_is_refused(store: Any, prepaid: Any, clock: Clock) -> None:
+    prepaid.add("ada", 7)
     with pytest.raises(InvalidLimiter, match="take_up_to"):
-        credits.reset("ada")
+        prepaid.reset("ada")
     with pytest.raises(InvalidLimiter, match="take_up_to"):
-        AllOf(TokenBucket(store, "api", "1/hour"), credits).reset("ada")
-    assert credits.peek("ada", 0).remaining == 7
+        AllOf(TokenBucket(store, "api", "1/hour"), prepaid).reset("ada")
+    assert prepaid.peek("ada", 0).remaining == 7
 
 
-def test_closed_store(store: Any, credits: Any, clock: Clock) -> None:
+def test_closed_store(store: Any, prepaid: Any, clock: Clock) -> None:
     store.close()
     with pytest.raises(StoreClosed):
-        credits.add("ada", 1)
+        prepaid.add("ada", 1)
 
 
 steps = st.lists(
@@ -170,7 +170,7 @@ steps = st.lists(
 
 @given(steps=steps)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_every_answer_is_the_oracles(credits: Any, clock: Clock, steps: list[tuple[str, int, int]]) -> None:
+def test_every_answer_is_the_oracles(prepaid: Any, clock: Clock, steps: list[tuple[str, int, int]]) -> None:
     rule, key, left = Prepaid(), f"key {next(numbers)}", 0
     for what, number, seconds in steps:
         clock.advance(seconds % 1000)
@@ -180,27 +180,27 @@ def test_every_answer_is_the_oracles(credits: Any, clock: Clock, steps: list[tup
             added = rule.added(left, now_ns, number)
             if added is None:
                 with pytest.raises(InvalidCost):
-                    credits.add(key, number)
+                    prepaid.add(key, number)
             else:
                 left = added
-                assert credits.add(key, number) == left
+                assert prepaid.add(key, number) == left
         elif what == "hit":
             left = rule.charged(left, now_ns, number) if allowed else left
-            decision = credits.hit(key, number)
+            decision = prepaid.hit(key, number)
             assert (decision.allowed, decision.remaining) == (allowed, left)
         elif what == "allow":
-            assert credits.allow(key) == (left > 0)
+            assert prepaid.allow(key) == (left > 0)
             left = max(left - 1, 0)
         elif what == "peek":
-            assert credits.peek(key, number).allowed == allowed
+            assert prepaid.peek(key, number).allowed == allowed
         elif what == "refund":
-            credits.refund(key, number)
+            prepaid.refund(key, number)
             left = rule.refunded(left, now_ns, number)
         elif what == "cancel":
-            reservation = credits.reserve(key, number)
+            reservation = prepaid.reserve(key, number)
             assert reservation.allowed == allowed
             reservation.cancel()
         else:
-            assert credits.take_up_to(key, number) == min(left, number)
+            assert prepaid.take_up_to(key, number) == min(left, number)
             left -= min(left, number)
-        assert credits.peek(key, 0).remaining == left
+        assert prepaid.peek(key, 0).remaining == left

@@ -37,8 +37,8 @@ with Store("shop", keys=100) as store:
         assert limiter.hit("k").retry_after > 0, limiter
     assert [MinInterval(store, "gap", "1 year").allow("k") for _ in range(2)] == [True, False]
     assert [LeakyBucket(store, "queue", "2/year", 2).allow("k") for _ in range(3)] == [True, True, False]
-    credits = Credits(store, "credits")
-    assert credits.add("k", 1) == 1
-    assert [credits.wait("k") for _ in range(2)] == [True, False]
+    prepaid = Credits(store, "credits")
+    assert prepaid.add("k", 1) == 1
+    assert [prepaid.wait("k") for _ in range(2)] == [True, False]
     assert store.stats().total.allowed == 4 + 2 * (len(limiters) + 1)
 Store.unlink("shop")

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from forebay import (
     BucketedWindow,
     Concurrency,
+    Credits,
     FixedWindow,
     LeakyBucket,
     MinInterval,
@@ -368,6 +369,18 @@ def test_load_shedder_has_no_key_to_show(shop: Store) -> None:
     assert "load shedder" in {algorithm for _, algorithm in shop.attachment.limiters().values()}
     for command in ("show", "reset"):
         assert "load shedder" not in run(command, shop.name, "key").stdout
+
+
+def test_credits_are_shown_and_not_reset(shop: Store) -> None:
+    prepaid = Credits(shop, "calls")
+    assert states("show", shop.name, "key")["calls"]["remaining"] == 0
+    prepaid.add("key", 25)
+    state = states("show", shop.name, "key")["calls"]
+    assert (state["limit"], state["remaining"], state["retry_after"], state["note"]) == (25, 25, 0.0, "prepaid")
+    result = run("reset", shop.name, "key")
+    assert result.exit_code == 1
+    assert "calls (Credits): left out: prepaid" in result.stdout
+    assert prepaid.peek("key").remaining == 25
 
 
 def test_permits_above_a_burst_are_shown(shop: Store) -> None:

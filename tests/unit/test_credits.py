@@ -18,70 +18,70 @@ KEPT_S = 300
 
 
 @pytest.fixture
-def credits(store: Store) -> Credits:
+def prepaid(store: Store) -> Credits:
     return Credits(store, "api calls")
 
 
-def test_key_begins_with_nothing_and_spends_what_was_added(credits: Credits, clock: ManualClock) -> None:
-    assert not credits.allow("ada")
-    assert credits.add("ada", 3) == 3
-    assert credits.hit("ada", 2).remaining == 1
+def test_key_begins_with_nothing_and_spends_what_was_added(prepaid: Credits, clock: ManualClock) -> None:
+    assert not prepaid.allow("ada")
+    assert prepaid.add("ada", 3) == 3
+    assert prepaid.hit("ada", 2).remaining == 1
     clock.advance(10**9)
-    assert [credits.allow("ada"), credits.allow("ada")] == [True, False]
-    assert credits.add("ada", 0) == 0
-    assert credits.add("ada", 1) == 1
+    assert [prepaid.allow("ada"), prepaid.allow("ada")] == [True, False]
+    assert prepaid.add("ada", 0) == 0
+    assert prepaid.add("ada", 1) == 1
 
 
-def test_denial_says_that_no_time_helps(credits: Credits) -> None:
-    credits.add("ada", 2)
-    decision = credits.hit("ada", 3)
+def test_denial_says_that_no_time_helps(prepaid: Credits) -> None:
+    prepaid.add("ada", 2)
+    decision = prepaid.hit("ada", 3)
     assert (decision.allowed, decision.reason, decision.limit, decision.remaining) == (False, "limit", 2, 2)
     assert (decision.retry_after, decision.reset_after, decision.next_after) == (math.inf,) * 3
     assert (decision.retry_after_ns, decision.next_after_ns) == (NEVER_NS, NEVER_NS)
-    allowed = credits.hit("ada", 2)
+    allowed = prepaid.hit("ada", 2)
     assert (allowed.limit, allowed.remaining, allowed.retry_after, allowed.next_after) == (0, 0, 0.0, math.inf)
 
 
-def test_cost_above_what_a_key_can_have_is_an_error(credits: Credits) -> None:
-    assert not credits.hit("ada", MOST)
+def test_cost_above_what_a_key_can_have_is_an_error(prepaid: Credits) -> None:
+    assert not prepaid.hit("ada", MOST)
     with pytest.raises(CostExceedsLimit):
-        credits.hit("ada", MOST + 1)
+        prepaid.hit("ada", MOST + 1)
 
 
 @pytest.mark.parametrize("timeout", [None, "1 hour"])
-def test_wait_for_what_never_comes_ends_at_once(credits: Credits, clock: ManualClock, timeout: Any) -> None:
-    before_ns = credits.store.now_ns()
-    assert not credits.wait("ada", timeout=timeout)
-    assert not asyncio.run(_waited(credits, timeout))
-    with pytest.raises(LimitExceeded, match="the key has 0 left, and no time brings more"), credits.limited("ada"):
+def test_wait_for_what_never_comes_ends_at_once(prepaid: Credits, clock: ManualClock, timeout: Any) -> None:
+    before_ns = prepaid.store.now_ns()
+    assert not prepaid.wait("ada", timeout=timeout)
+    assert not asyncio.run(_waited(prepaid, timeout))
+    with pytest.raises(LimitExceeded, match="the key has 0 left, and no time brings more"), prepaid.limited("ada"):
         pass
-    assert credits.store.now_ns() == before_ns
-    credits.add("ada", 1)
-    assert credits.wait("ada", timeout=timeout)
+    assert prepaid.store.now_ns() == before_ns
+    prepaid.add("ada", 1)
+    assert prepaid.wait("ada", timeout=timeout)
 
 
-async def _waited(credits: Credits, timeout: Any) -> bool:
-    return await credits.wait_async("ada", timeout=timeout)
+async def _waited(prepaid: Credits, timeout: Any) -> bool:
+    return await prepaid.wait_async("ada", timeout=timeout)
 
 
 def test_wait_of_several_limits_ends_at_once_without_credits(store: Store) -> None:
-    credits, bucket = Credits(store, "paid"), TokenBucket(store, "free", "1/minute")
-    limits = AllOf(bucket, credits)
+    prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "free", "1/minute")
+    limits = AllOf(bucket, prepaid)
     assert not limits.wait("ada")
-    credits.add("ada", 2)
+    prepaid.add("ada", 2)
     assert limits.wait("ada")
     assert limits.wait("ada")
-    assert credits.peek("ada", 0).remaining == 0
+    assert prepaid.peek("ada", 0).remaining == 0
 
 
 def test_denial_of_a_new_key_inserts_and_evicts_nothing(clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="evict", clock=clock) as store:
-        bucket, credits = TokenBucket(store, "api", "1/hour"), Credits(store, "paid")
+        bucket, prepaid = TokenBucket(store, "api", "1/hour"), Credits(store, "paid")
         bucket.allow_many(CROWD)
         before = store.stats()
-        assert credits.allow_many(CROWD) == [False] * len(CROWD)
-        assert not any(credits.hit(key, 2) or credits.reserve(key) or credits.take_up_to(key, 5) for key in CROWD)
-        assert not any(AllOf(bucket, credits).allow_many(CROWD))
+        assert prepaid.allow_many(CROWD) == [False] * len(CROWD)
+        assert not any(prepaid.hit(key, 2) or prepaid.reserve(key) or prepaid.take_up_to(key, 5) for key in CROWD)
+        assert not any(AllOf(bucket, prepaid).allow_many(CROWD))
         after = store.stats()
         assert after.limiters["paid"].inserted == after.limiters["paid"].full == 0
         assert (after.total.evicted, after.live_keys) == (before.total.evicted, before.live_keys)
@@ -89,119 +89,119 @@ def test_denial_of_a_new_key_inserts_and_evicts_nothing(clock: ManualClock) -> N
 
 def test_key_with_credits_is_never_evicted(clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="evict", clock=clock) as store:
-        credits, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/hour")
+        prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/hour")
         for key in range(100):
-            credits.add(key, key + 1)
+            prepaid.add(key, key + 1)
         for second in range(10):
             bucket.allow_many(range(second * 2000, second * 2000 + 2000))
             clock.advance(3600)
-        assert [credits.peek(key, 0).remaining for key in range(100)] == [key + 1 for key in range(100)]
+        assert [prepaid.peek(key, 0).remaining for key in range(100)] == [key + 1 for key in range(100)]
 
 
 @pytest.mark.parametrize("on_full", ["deny", "allow"])
 def test_store_without_room_adds_nothing_and_says_so(clock: ManualClock, on_full: Any) -> None:
     with Store.private(keys=1, on_full=on_full, clock=clock) as store:
-        credits, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/hour")
+        prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/hour")
         bucket.allow_many(CROWD)
         with pytest.raises(StoreFull):
             for key in CROWD:
-                credits.add(key, 1)
+                prepaid.add(key, 1)
         assert store.stats().limiters["paid"].full == 1
 
 
 def test_spent_key_keeps_its_cell_for_what_comes_back(clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="deny", clock=clock) as store:
-        credits, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
-        credits.add("ada", 1)
-        reservation = credits.reserve("ada")
+        prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
+        prepaid.add("ada", 1)
+        reservation = prepaid.reserve("ada")
         clock.advance(KEPT_S - 1)
         bucket.allow_many(CROWD)
         reservation.cancel()
-        assert credits.peek("ada").remaining == 1
+        assert prepaid.peek("ada").remaining == 1
 
 
 def test_charge_that_finds_no_room_when_it_comes_back_is_an_error(clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="deny", clock=clock) as store:
-        credits, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
-        credits.add("ada", 1)
-        reservation = credits.reserve("ada")
+        prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
+        prepaid.add("ada", 1)
+        reservation = prepaid.reserve("ada")
         clock.advance(KEPT_S)
         bucket.allow_many(CROWD)
         with pytest.raises(StoreFull):
             reservation.cancel()
         with pytest.raises(StoreFull):
-            credits.refund("ada")
+            prepaid.refund("ada")
 
 
 def test_charge_comes_back_to_a_key_that_lost_its_cell(clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="evict", clock=clock) as store:
-        credits, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
-        credits.add("ada", 2)
-        assert credits.hit("ada", 2)
+        prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
+        prepaid.add("ada", 2)
+        assert prepaid.hit("ada", 2)
         clock.advance(KEPT_S)
         bucket.allow_many(CROWD)
-        credits.refund("ada", 2)
-        credits.refund("bob", 0)
-        assert credits.peek("ada", 0).remaining == 2
+        prepaid.refund("ada", 2)
+        prepaid.refund("bob", 0)
+        assert prepaid.peek("ada", 0).remaining == 2
         assert store.stats().limiters["paid"].inserted == 2
 
 
 def test_denied_request_to_several_limits_leaves_the_balance(store: Store) -> None:
-    credits, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/hour")
-    limits = AllOf(credits, bucket)
-    credits.add("ada", 5)
+    prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/hour")
+    limits = AllOf(prepaid, bucket)
+    prepaid.add("ada", 5)
     assert limits.allow("ada")
     assert not limits.allow("ada")
     decision = limits.hit("bob")
     assert (decision.allowed, decision.limiter, decision.retry_after) == (False, "paid", math.inf)
-    assert credits.peek("ada", 0).remaining == 4
+    assert prepaid.peek("ada", 0).remaining == 4
     assert bucket.peek("bob", 0).remaining == 1
     reservation = limits.reserve("cyd")
     assert (reservation.allowed, reservation.delay) == (False, math.inf)
 
 
-def test_request_id_is_charged_once(credits: Credits) -> None:
-    credits.add("ada", 5)
-    assert [credits.hit("ada", 2, request_id="r").remaining for _ in range(3)] == [3, 3, 3]
-    credits.refund("ada", 2, request_id="r")
-    credits.refund("ada", 2, request_id="r")
-    assert credits.peek("ada", 0).remaining == 5
+def test_request_id_is_charged_once(prepaid: Credits) -> None:
+    prepaid.add("ada", 5)
+    assert [prepaid.hit("ada", 2, request_id="r").remaining for _ in range(3)] == [3, 3, 3]
+    prepaid.refund("ada", 2, request_id="r")
+    prepaid.refund("ada", 2, request_id="r")
+    assert prepaid.peek("ada", 0).remaining == 5
 
 
-def test_whole_balance_can_be_taken(credits: Credits) -> None:
-    credits.add("ada", 7)
-    assert [credits.take_up_to("ada", 2**48), credits.take_up_to("ada", 2**48)] == [7, 0]
+def test_whole_balance_can_be_taken(prepaid: Credits) -> None:
+    prepaid.add("ada", 7)
+    assert [prepaid.take_up_to("ada", 2**48), prepaid.take_up_to("ada", 2**48)] == [7, 0]
 
 
-def test_reset_is_refused_as_it_would_delete_what_was_paid_for(store: Store, credits: Credits) -> None:
-    credits.add("ada", 7)
+def test_reset_is_refused_as_it_would_delete_what_was_paid_for(store: Store, prepaid: Credits) -> None:
+    prepaid.add("ada", 7)
     with pytest.raises(InvalidLimiter, match="take_up_to"):
-        credits.reset("ada")
+        prepaid.reset("ada")
     bucket = TokenBucket(store, "api", "1/hour")
     assert bucket.allow("ada")
     with pytest.raises(InvalidLimiter, match="take_up_to"):
-        AllOf(bucket, credits).reset("ada")
-    assert credits.peek("ada", 0).remaining == 7
+        AllOf(bucket, prepaid).reset("ada")
+    assert prepaid.peek("ada", 0).remaining == 7
     assert bucket.peek("ada").remaining == 1
 
 
-def test_rate_for_one_call_is_refused(credits: Credits) -> None:
+def test_rate_for_one_call_is_refused(prepaid: Credits) -> None:
     with pytest.raises(InvalidLimiter, match="one limit for all calls"):
-        credits.hit("ada", rate="1/s")
+        prepaid.hit("ada", rate="1/s")
 
 
 def test_bucket_of_the_same_name_has_another_state(store: Store) -> None:
     bucket = TokenBucket(store, "both", "1/hour")
-    credits = Credits(store, "both")
-    credits.add("ada", 5)
+    prepaid = Credits(store, "both")
+    prepaid.add("ada", 5)
     assert bucket.allow("ada")
     assert not bucket.allow("ada")
-    assert credits.peek("ada", 0).remaining == 5
+    assert prepaid.peek("ada", 0).remaining == 5
 
 
 def test_two_charges_of_one_balance_are_both_given_back(store: Store) -> None:
-    bucket, credits = TokenBucket(store, "api", "1/day"), Credits(store, "paid")
-    credits.add("ada", 1)
-    assert not AllOf(bucket, credits, Credits(store, "paid")).hit(["bob", "ada", "ada"])
-    assert credits.peek("ada", 0).remaining == 1
+    bucket, prepaid = TokenBucket(store, "api", "1/day"), Credits(store, "paid")
+    prepaid.add("ada", 1)
+    assert not AllOf(bucket, prepaid, Credits(store, "paid")).hit(["bob", "ada", "ada"])
+    assert prepaid.peek("ada", 0).remaining == 1
     assert bucket.peek("bob").remaining == 1

@@ -16,6 +16,7 @@ from forebay import (
     AllOf,
     Concurrency,
     CostExceedsLimit,
+    Credits,
     FixedWindow,
     InvalidCost,
     InvalidKey,
@@ -28,7 +29,7 @@ from forebay import (
     Store,
     TokenBucket,
 )
-from forebay.contrib.tasks import Admission, Options, TaskLimit
+from forebay.contrib.tasks import NEVER, Admission, Options, TaskLimit
 from forebay.testing import ManualClock, private_stores
 
 NS = 1_000_000_000
@@ -324,3 +325,17 @@ class TestRefusals:
     def test_private_store_is_refused(self) -> None:
         with Store.private(keys=10) as private, pytest.raises(InvalidLimiter, match="name the store"):
             limit_of(TokenBucket(private, "partner", "1/second"))
+
+
+def test_task_without_credits_fails(store: Store) -> None:
+    prepaid = Credits(store, "paid")
+    limit = limit_of(prepaid)
+    prepaid.add("partner", 1)
+    assert ask(limit).later_s is None
+    with pytest.raises(NEVER) as caught:
+        ask(limit)
+    assert isinstance(caught.value, LimitExceeded)
+    assert "no time brings more" in str(caught.value)
+    both = limit_of(AllOf(TokenBucket(store, "api", "1/second", burst=9), prepaid))
+    with pytest.raises(LimitExceeded, match="'paid'"):
+        ask(both)

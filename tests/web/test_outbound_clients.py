@@ -29,7 +29,7 @@ from process_helpers import Crew, Meeting, increment_ns, nanoseconds
 import forebay.contrib.aiohttp_client
 import forebay.contrib.httpx
 import forebay.contrib.requests
-from forebay import AllOf, Concurrency, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
+from forebay import AllOf, Concurrency, Credits, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
 from forebay.contrib import outbound
 from forebay.contrib.aiohttp_client import LimitedMiddleware
 from forebay.contrib.httpx import AsyncLimitedTransport, LimitedTransport
@@ -450,3 +450,15 @@ def test_example_gets_fewer_refusals_with_a_limit(client: str, store_name: str) 
     without, limited = re.findall(r"limit: *(\{.*\}) in .* refused (\d+)", output)
     assert "429" in without[0]
     assert int(without[1]) > int(limited[1])
+
+
+@EACH_CLIENT
+def test_request_without_credits_is_not_sent_even_without_a_timeout(
+    server: RecordingServer, shared: Store, client: Client
+) -> None:
+    prepaid = Credits(shared, "paid")
+    prepaid.add("partner", 1)
+    with client(prepaid, key="partner") as send:
+        assert send(f"{server.url}/ok") == 200
+        with pytest.raises(outbound.WaitTimeout, match="a permit of limiter 'paid' for 'partner' comes in no time"):
+            send(f"{server.url}/ok")
