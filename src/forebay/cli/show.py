@@ -89,8 +89,8 @@ def reset_command(
     """Forget KEY in every limiter of the store NAME: its next request finds a fresh key.
 
     Without --rules only a TokenBucket, a LeakyBucket and a MinInterval can be found, as by show. Credits are left out,
-    as they were paid for: Credits.take_up_to takes them. A NAME with a slash is a file's path. Exits with 0 if every limiter has forgotten the key, with 1 if one of them was left out, with 2 if
-    the store can't be changed.
+    as they were paid for: Credits.take_up_to takes them. A NAME with a slash is a file's path. Exits with 0 if every
+    limiter has forgotten the key, with 1 if one of them was left out, with 2 if the store can't be changed.
     """
     with refusals():
         rules = read_rules(file) if file else None

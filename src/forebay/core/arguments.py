@@ -64,8 +64,8 @@ def too_many_permits(permits: int, limiter: str) -> InvalidCost:
 
 def no_reset_of_credits(limiter: Any) -> InvalidLimiter:
     return InvalidLimiter(
-        f"{limiter!r} is not reset, as that would delete what a key has paid for: take_up_to(key, 2**48) takes all that "
-        "the key has left, and returns how much it was"
+        f"{limiter!r} is not reset, as that would delete what a key has paid for: take_up_to(key, 2**48) takes all "
+        "that the key has left, and returns how much it was"
     )
 
 

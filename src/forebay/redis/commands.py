@@ -318,8 +318,7 @@ class LimiterCommands:
         is_prepaid = self.kind is Credits
         if not is_prepaid and (self.kind is not TokenBucket or algorithm.script != "gcra"):
             raise InvalidLimiter(
-                f"{self!r} can't have permits above its burst: a token bucket with refill='continuous' can, and Credits are only "
-                "what was added"
+                f"{self!r} can't have permits above its burst: a token bucket with refill='continuous' can, and Credits"
             )
         one = self.charge_for(key, 1, algorithm)
         arguments = [number, MOST_PERMITS, 0 if is_prepaid else algorithm.limit, algorithm.script, *one.arguments]
