@@ -412,9 +412,7 @@ SCENES |= {
     "credits: permits are spent": Explorable(
         lambda: prepaid().topped_up(2).hits(0, 1, 2), {"crashes": 1, "stale_reads": 2}, {"crashes": 2}
     ),
-    "credits: permits are given back": Explorable(
-        credits_back, {"crashes": 1}, {"crashes": 2}
-    ),
+    "credits: permits are given back": Explorable(credits_back, {"crashes": 1}, {"crashes": 2}),
     "credits: a denied key needs no room": Explorable(denial_without_room, {"crashes": 1}, {"crashes": 2}),
     "credits: a key without any is denied": Explorable(
         lambda: prepaid(usable=1, on_full="evict").hits(0).add(1, "top_up").hits(2), {"crashes": 1}, {"crashes": 2}

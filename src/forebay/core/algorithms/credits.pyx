@@ -36,7 +36,7 @@ from libc.stdint cimport uint64_t
 from forebay.core.algorithms.gcra cimport add_permits
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Decision, Outlook, never_ns
-from forebay.core.limiter cimport Attempt, Charge, LimitParams, report_unraisable
+from forebay.core.limiter cimport Attempt, Charge, report_unraisable
 from forebay.core.table.native cimport FOREBAY_KIND_TAT, ForebayCell, ForebayLine
 from forebay.core.table.table cimport (
     ALLOWED, Events, Next, Verdict, most_permits, no_events, permits_in, state_of_permits, table_decide, table_now,

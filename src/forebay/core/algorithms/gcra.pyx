@@ -10,8 +10,8 @@ from forebay.core.table.native cimport (
     FOREBAY_KIND_TAT, ForebayCell, ForebayLine, multiply_divide_down, multiply_divide_up, product_below,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, TIME_BITS, Decide, Events, Next, Verdict, holds_permits, most_permits, no_events, permits_in, state_of_permits,
-    table_decide, table_now,
+    ALLOWED, TIME_BITS, Decide, Events, Next, Verdict, holds_permits, most_permits, no_events, permits_in,
+    state_of_permits, table_decide, table_now,
 )
 
 from forebay.core.arguments import too_many_permits
