@@ -21,7 +21,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.clock import ManualClock
-from forebay.segment import removal
+from forebay.segment import attachment_locks, removal
 
 REMOVED = "was removed while processes use it"
 
@@ -301,6 +301,42 @@ def test_segment_in_use_is_not_unlinked_as_unused(store_name: str) -> None:
     assert not os.path.exists(path)
     with pytest.raises(FileNotFoundError):
         removal.unlink_unused(path)
+
+
+def test_segment_that_took_the_place_of_an_unused_one_is_not_unlinked(
+    store_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes the file, and a third one makes it again, after the first was opened."""
+    with Store(store_name, keys=1000) as old:
+        path = old.path or ""
+    made = []
+    exclude_all = attachment_locks.exclude_all
+
+    def replaced_before(fd: int) -> bool:
+        if not made:
+            Store.unlink(store_name)
+            made.append(Store(store_name, keys=1000))
+        return exclude_all(fd)
+
+    monkeypatch.setattr(attachment_locks, "exclude_all", replaced_before)
+    assert not removal.unlink_unused(path)
+    assert os.path.exists(path)
+    made[0].close()
+    assert removal.unlink_unused(path)
+
+
+def test_unlink_removes_live_rules_and_no_store_with_such_a_name(tmp_path: Path) -> None:
+    rules = ["1", "27", "loader", "loader.4711"]
+    for name in rules:
+        (tmp_path / f"forebay-shop.rules-0123abcd.{name}").touch()
+    others = ["shop.rules-2", "shop.rules-0123abcd", "shop.rules-01234567.v1", "shop.rules-2.rules-0123abcd.1"]
+    with Store("shop", keys=100, directory=tmp_path), Store("shop.rules-2", keys=100, directory=tmp_path):
+        for name in others[1:]:
+            (tmp_path / f"forebay-{name}").touch()
+        Store.unlink("shop", directory=tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {f"forebay-{name}" for name in others}
+        Store.unlink("shop.rules-2", directory=tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {f"forebay-{name}" for name in others[1:3]}
 
 
 def test_foreign_file_is_not_unlinked_as_unused(tmp_path: Path) -> None:

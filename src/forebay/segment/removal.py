@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import glob
 import os
+import re
 import stat
 import warnings
 import weakref
@@ -16,10 +17,11 @@ from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
 from forebay.segment import attachment_locks
 from forebay.segment.header import MAGIC, is_foreign
 
-__all__ = ["RULES", "NameWatch", "is_at", "removal_message", "unlink", "unlink_unused"]
+__all__ = ["RULES", "NameWatch", "is_at", "is_of_rules", "removal_message", "rules_files", "unlink", "unlink_unused"]
 
 RULES: Final = ".rules-"
-"""The ending of the names of the files of a segment's live rules, behind that of its own file."""
+"""In the names of the files of a segment's live rules, behind that of its own file. Their identity follows."""
+_ENDING: Final = re.compile(rf"{re.escape(RULES)}[0-9a-f]{{8}}\.(?:[0-9]+|loader(?:\.[0-9]+)?)\Z")
 
 
 def is_at(path: str, status: os.stat_result) -> bool:
@@ -28,6 +30,20 @@ def is_at(path: str, status: os.stat_result) -> bool:
         return os.path.samestat(status, os.stat(path, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def is_of_rules(name: str) -> bool:
+    """Whether a file of this name has live rules, or a note of their loader."""
+    return _ENDING.search(name) is not None
+
+
+def rules_files(path: str) -> list[str]:
+    """The files of live rules of the segments that are, or were, at the path.
+
+    No other file whose name begins like theirs: a store may be named ``shop.rules-2``.
+    """
+    files = glob.iglob(f"{glob.escape(path)}{RULES}*")
+    return [file for file in files if _ENDING.match(file.removeprefix(path))]
 
 
 def removal_message(path: str) -> str:
@@ -126,7 +142,7 @@ def unlink(path: str) -> None:
         remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
         expected = f"a file that uid {os.geteuid()} may remove"
         raise SegmentError(path, f"one that can't be removed ({error.strerror})", expected, remedy) from None
-    for rules in glob.iglob(f"{glob.escape(path)}{RULES}*"):
+    for rules in rules_files(path):
         with contextlib.suppress(OSError):
             os.unlink(rules)
     for watch in alive_in(_watches):
@@ -135,20 +151,23 @@ def unlink(path: str) -> None:
 
 def unlink_unused(path: str) -> bool:
     """``unlink``, unless a process is attached. Whether the file was removed. No process attaches in between."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        unlink(path)  # no segment, which it refuses, or one of a user whose processes this one can't exclude
-        return True
-    try:
-        if not attachment_locks.exclude_all(fd):
-            return False
-        unlink(path)
-        return True
-    finally:
-        os.close(fd)
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            unlink(path)  # no segment, which it refuses, or one of a user whose processes this one can't exclude
+            return True
+        try:
+            if not attachment_locks.exclude_all(fd):
+                return False
+            if is_at(path, os.fstat(fd)):
+                unlink(path)
+                return True
+            # Another process has removed the file meanwhile. By now another segment may be there, and in use.
+        finally:
+            os.close(fd)
 
 
 def _check_is_segment(path: str) -> os.stat_result:

@@ -58,7 +58,7 @@ from typing import Any, Final
 from forebay.errors import ForebayError
 from forebay.extras import Needs
 from forebay.rules.live.standing import Standing
-from forebay.segment.removal import RULES
+from forebay.segment.removal import RULES, rules_files
 
 with Needs("rules", __name__):
     import msgspec
@@ -170,8 +170,8 @@ class Board:
 
     def _clean(self, version: int, replaced: int) -> None:
         """Remove the files of older versions, and those of a removed segment of this name."""
-        every = self._prefix if self.path is None else f"{self.path}{RULES}"
-        for path in glob.iglob(f"{glob.escape(every)}*"):
+        every = _files(self._prefix) if self.path is None else rules_files(self.path)
+        for path in every:
             is_old = not path.startswith(self._prefix)
             if found := re.fullmatch(r"[0-9]+", path.removeprefix(self._prefix)):
                 is_old = int(found[0]) < version and int(found[0]) != replaced
@@ -186,8 +186,12 @@ class Board:
         return blake2b(data, key=self._key, digest_size=DIGEST_BYTES).digest()
 
 
+def _files(prefix: str) -> list[str]:
+    return glob.glob(f"{glob.escape(prefix)}*")
+
+
 def _remove_all(prefix: str, pid: int) -> None:
     if os.getpid() == pid:
-        for path in glob.iglob(f"{glob.escape(prefix)}*"):
+        for path in _files(prefix):
             with contextlib.suppress(OSError):
                 os.unlink(path)
