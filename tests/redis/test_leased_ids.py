@@ -34,6 +34,7 @@ from forebay import (
 )
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedLimiter, LeasedStore, RedisStore
 from forebay.redis.leased.charge import LeasedPart
+from forebay.segment import layout
 from forebay.testing import ManualClock
 
 KEY: Final = "user:42"
@@ -543,6 +544,19 @@ def test_request_to_several_limits_is_charged_once_to_all(world: World) -> None:
     assert several.hit(keys, 0, request_id="zero")
     assert several.hit(keys, [0, 0, 0, 5], request_id="zero")
     assert world.used(second, "d") == 5
+
+
+def test_child_counts_a_repeated_request_in_lines_of_its_own(crew: Crew, redis_store: RedisStore) -> None:
+    """Not in those of its parent, which may count at the same moment."""
+    with Store.private(keys=1000) as host, LeasedStore(redis_store, host, share=1.0) as store:
+        limits = [FixedWindow(store, "first", "100/year"), TokenBucket(store, "second", "100/year")]
+        several: Any = AllOf(*limits)
+        assert several.hit(KEY, request_id="r")
+        assert crew.start(lambda: several.hit(KEY, request_id="r").allowed).result()
+        raw = host.segment.read(layout.COUNTERS_OFFSET, layout.OWNED_COUNTER_LINES * layout.COUNTER_LINE.size)
+        lines = [line for line in layout.COUNTER_LINE.iter_unpack(raw) if line[0]]
+        for number in host.attachment.limiters():
+            assert [allowed for limiter, _, _, allowed, *_ in lines if limiter == number + 1] == [1, 1]
 
 
 def test_loser_gives_back_to_all_limits(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

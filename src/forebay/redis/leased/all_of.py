@@ -297,9 +297,11 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
         if not any(costs):
             return binding((yield from self._charge(keys, costs)).decisions)
         if self._permits[0].is_marked(mark):
+            decisions = self._repeated(keys, is_new=True)
+            # All have been read by now, so each counts in a line of this process.
             for permits in self._permits:
                 permits.count_allowed()
-            return binding(self._repeated(keys, is_new=True))
+            return binding(decisions)
         charged = yield from charged_once(self._permits[0], mark, ttl_ns, lambda: self._charge(keys, costs))
         return binding(self._repeated(keys, is_new=False) if charged is None else charged.decisions)
 
