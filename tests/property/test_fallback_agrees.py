@@ -168,3 +168,23 @@ def test_every_answer_is_the_compiled_cores(kind: str, data: Any, calls: list[tu
         # Only where one state is charged twice by one request, the compiled core counts a CAS that failed.
         assert theirs.limiters == {name: replace(stats, cas_retries=0) for name, stats in ours.limiters.items()}
         assert theirs.live_keys == ours.live_keys
+
+
+@pytest.mark.parametrize("other", ["LeakyBucket", "MinInterval"])
+def test_permits_above_the_burst_are_forgotten_by_other_limiters_as_in_the_core(other: str) -> None:
+    """Those that share the bucket's state by its name."""
+    clock = ManualClock(1_700_000_000)
+    answers = []
+    with forebay.Store.private(keys=10, clock=clock) as store, FallbackStore.private(keys=10, clock=clock) as theirs:
+        for of, its_store in ((forebay, store), (fallback, theirs)):
+            bucket: Any = of.TokenBucket(its_store, "a", "2/second", 3)
+            arguments = ("2/second", 3) if other == "LeakyBucket" else ("500 ms",)
+            with pytest.warns(forebay.LimiterNameWarning):
+                side = Side(getattr(of, other)(its_store, "a", *arguments))
+            answers.append([bucket.add("k", 20), bucket.reserve("k", 2)])
+            for name in ("peek", "refund", "hit", "hit"):
+                answers[-1] += [side.answer(name, "k", 1), bucket.peek("k").remaining]
+            answers[-1] += [bucket.add("k", 20), side.answer("reserve", "k", 1), bucket.peek("k").remaining]
+            answers[-1].pop(1).cancel()
+            answers[-1].append(bucket.peek("k").remaining)
+    assert answers[0] == answers[1]

@@ -48,10 +48,10 @@ class Gcra(CellAlgorithm):
 
     def take(self, tag: Tag, state: int, now_ns: int, charge: Charge) -> int | None:
         if state > PERMITS:
-            permits = permits_of(charge)
-            if permits < state - PERMITS:
+            permits, above = permits_of(charge), above_of(charge.params, state)
+            if permits < above:
                 return state - permits
-            return now_ns + self.charge(permits - (state - PERMITS), charge.params).amount
+            return now_ns + self.charge(permits - above, charge.params).amount
         start_ns = state_now(charge.params, state, now_ns)
         return start_ns + charge.amount if start_ns - now_ns <= charge.room else None
 
@@ -60,7 +60,7 @@ class Gcra(CellAlgorithm):
         amount = charge.amount
         if state > PERMITS or (charge.charged_state or 0) > PERMITS:
             # A cancelled charge of permits above the burst gives back to such permits only.
-            if state < PERMITS or (charge.charged_state or 0) < PERMITS:
+            if not above_of(charge.params, state) or (charge.charged_state or 0) < PERMITS:
                 return None
             return min(state + permits_of(charge), PERMITS + MOST_PERMITS)
         if state <= full_ns:
@@ -77,7 +77,7 @@ class Gcra(CellAlgorithm):
     def describe(self, charge: Charge, verdict: Verdict) -> Outlook:
         params = charge.params
         if verdict.state > PERMITS:
-            return Outlook(params.limit + verdict.state - PERMITS)
+            return Outlook(params.limit + above_of(params, verdict.state))
         ahead_ns = state_now(params, verdict.state, verdict.now_ns) - verdict.now_ns
         return Outlook(
             max(params.tolerance_ns - ahead_ns, 0),
@@ -118,6 +118,11 @@ class Adding(Gcra):
 def permits_of(charge: Charge) -> int:
     """The permits of a charge, from its time."""
     return charge.amount * charge.params.rate_limit // charge.params.period_ns
+
+
+def above_of(params: LimitParams, state: int) -> int:
+    """The permits above the burst. A limiter that adds none has none, though another one of its name may add some."""
+    return max(state - PERMITS, 0) if params.may_exceed else 0
 
 
 def state_now(params: LimitParams, state: int, now_ns: int) -> int:
