@@ -217,6 +217,21 @@ def test_a_charge_comes_back_only_in_its_own_window(hosts: Hosts, make: Callable
         hosts.advance(2 * 3600)
 
 
+def test_a_bucket_takes_back_only_what_it_has_not_refilled(hosts: Hosts) -> None:
+    """The rest would come twice: by the refill, and by the charge that is given back."""
+    leased: Any = TokenBucket(hosts.new(), "leased", "60/hour")
+    for seconds, back in ((0, 50), (600, 50), (1200, 40), (3595, 0), (3600, 0), (7200, 0)):
+        charge = leased.part.charge(KEY, 50)
+        assert charge.allowed
+        hosts.advance(seconds)
+        while leased.hit(KEY, 10):
+            pass
+        before = used(hosts, leased)
+        charge.cancel()
+        assert before - used(hosts, leased) == back
+        hosts.advance(10 * 3600)
+
+
 def test_a_wait_that_is_given_up_gives_back_in_its_own_window(hosts: Hosts) -> None:
     store = hosts.new()
     leased = FixedWindow(store, "leased", "60/hour")

@@ -33,7 +33,8 @@ Proof
   is given back once. A charge by a fallback goes back to the fallback. A charge that a full store admitted without a
   permit gives nothing back.
 * A window takes a charge back only in the window in which it was made (`cancelled`). A token bucket's refund adds to
-  the bucket at most what is missing in it besides the loans (src/forebay/redis/scripts/lease_bucket.lua).
+  the bucket at most what is missing in it besides the loans (src/forebay/redis/scripts/lease_bucket.lua), and at most
+  what an empty bucket would lack that long after the charge. See *Not handled* for a bucket that was full in between.
 
 Crash and stall
 ---------------
@@ -50,6 +51,8 @@ Not handled
 -----------
 * A request that is denied by Redis holds the other limits' permits during that call. Other requests may be denied
   meanwhile that would have been allowed one after the other.
+* A token bucket that has been full between a charge and its roll back has refilled that charge, but takes it back. So
+  it may admit that much above its bound. This needs a roll back that takes as long as the refill of what was missing.
 * If Redis can't be reached, a leased charge stays: less is admitted, as after a lost reply.
 * A fetch that is cancelled, or whose reply is lost, may have charged its own limit. As with a single leased limiter,
   that charge is lost.

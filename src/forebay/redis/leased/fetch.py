@@ -365,14 +365,18 @@ def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
 def cancelled(permits: Permits, key: Key, cost: int, since_ns: int) -> Steps[None]:
     """Give back a charge that this process has made after `since_ns`.
 
+    A token bucket takes back only as much as may still be missing of it: the rest has been refilled.
+
     A window takes it back only if it had begun by then. Otherwise the charge may have been made in the window before,
     and the current one would admit more than its limit. A window's end by this host's clock is at most as long after
     the reply as Redis says, so the current window is never taken for an older one.
     """
-    terms: Terms = permits.terms
-    if not isinstance(terms, WindowTerms):
-        yield from reported(permits, key, cost)
+    if isinstance(permits.terms, BucketTerms):
+        undone = min(cost, permits.terms.still_missing(permits.now_ns() - since_ns))
+        if undone:
+            yield from reported(permits, key, undone)
         return
+    terms: WindowTerms = permits.terms
     place = terms.place(key)
     # A borrow of nothing charges nothing.
     seen = yield terms.borrow(place, 0, 0, 0, 0, 0)

@@ -190,6 +190,11 @@ class BucketTerms(Terms):
         """Report the remaining permits, and refund spent ones: Redis refunds only permits that aren't on loan."""
         return self._report(place, stamp_us, left, unspent, 0, 0, undone=permits)
 
+    def still_missing(self, elapsed_ns: int) -> int:
+        """The most permits of a charge that are not refilled after that time: what an empty bucket then lacks."""
+        per, period_us, _ = self._rate
+        return max(self.reset_ns - elapsed_ns, 0) * per // (1000 * period_us)
+
     def give_back(self, place: Place, stamp_us: int, permits: int, window_us: int) -> Command[None]:
         return self.borrow(place, stamp_us, 0, permits, 0, 0).then(lambda granted: None)
 
