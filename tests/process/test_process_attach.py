@@ -34,6 +34,7 @@ from forebay import (
     SlidingLog,
     SlidingWindow,
     Store,
+    StoreClosed,
     TokenBucket,
 )
 from forebay.errors import (
@@ -313,6 +314,7 @@ READ_ONLY: dict[str, Callable[[Store], Any]] = {
     "refund": lambda store: TokenBucket(store, "api", "100/hour").refund("key"),
     "refund with an id": lambda store: TokenBucket(store, "api", "100/hour").refund("key", request_id="a"),
     "reset": lambda store: TokenBucket(store, "api", "100/hour").reset("key"),
+    "add": lambda store: TokenBucket(store, "api", "100/hour").add("key", 5),
     "convert": lambda store: TokenBucket(store, "api", "100/hour").convert("key", "100/hour"),
     "all of": lambda store: AllOf(TokenBucket(store, "api", "100/hour"), FixedWindow(store, "fixed", "10/hour")).hit(
         "key"
@@ -335,6 +337,10 @@ def _look(name: str) -> list[str]:
         assert 60 <= TokenBucket(store, "api", "100/hour").peek("key").remaining <= 61
         assert FixedWindow(store, "fixed", "10/hour").peek("key").remaining == 6
         assert TokenBucket(store, "api", "100/hour").peek("fresh").remaining == 100
+        with Store.attach(name) as closed:
+            bucket = TokenBucket(closed, "api", "100/hour")
+        with pytest.raises(StoreClosed):
+            bucket.peek("key")
         stats = store.stats()
         assert (stats.limiters["api"].allowed, stats.live_keys) == (1, 2)
         with pytest.raises(InvalidLimiter, match="adds none"):

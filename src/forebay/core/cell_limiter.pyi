@@ -53,9 +53,9 @@ class CellLimiter(Limiter):
     def take_up_to(self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int:
         """Charge as many permits of `key` as there are, at most `most`, and return how many: 0 is a denial.
 
-        One decision, by one CAS. `most` may be above the limit. `rate` and `burst` are those of ``hit``. With
-        ``on_full="allow"``, a new key without a cell gets all that a fresh key has. Raises what ``hit`` raises, except
-        ``CostExceedsLimit``.
+        One decision, by one CAS. `most` may be above the limit; no more than the limit is charged at once. `rate` and
+        `burst` are those of ``hit``. With ``on_full="allow"``, a new key without a cell gets all that a fresh key has.
+        Raises what ``hit`` raises, except ``CostExceedsLimit``.
         """
     def reserve(
         self,

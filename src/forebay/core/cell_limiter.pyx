@@ -220,6 +220,8 @@ cdef class CellLimiter(Limiter):
         # A process that may only read the segment has no counter line, so it can't attach.
         if self.segment.is_writable:
             self.ensure_attached()
+        else:
+            self.store.attachment.check_open()
         verdict.full = False
         verdict.tag = tag
         verdict.now_ns = table_now(&self.table)
@@ -282,9 +284,9 @@ cdef class CellLimiter(Limiter):
     def take_up_to(self, key, most, *, rate=None, burst=None):
         """Charge as many permits of `key` as there are, at most `most`, and return how many: 0 is a denial.
 
-        One decision, by one CAS. `most` may be above the limit. `rate` and `burst` are those of ``hit``. With
-        ``on_full="allow"``, a new key without a cell gets all that a fresh key has. Raises what ``hit`` raises, except
-        ``CostExceedsLimit``.
+        One decision, by one CAS. `most` may be above the limit; no more than the limit is charged at once. `rate` and
+        `burst` are those of ``hit``. With ``on_full="allow"``, a new key without a cell gets all that a fresh key has.
+        Raises what ``hit`` raises, except ``CostExceedsLimit``.
         """
         cdef Attempt attempt
         cdef LimitParams params

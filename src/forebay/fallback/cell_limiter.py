@@ -226,8 +226,8 @@ class CellLimiter(Limiter):
     def take_up_to(self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int:
         """Charge as many permits of `key` as there are, at most `most`, and return how many: 0 is a denial.
 
-        `most` may be above the limit. `rate` and `burst` are those of ``hit``. Raises what ``hit`` raises, except
-        ``CostExceedsLimit``.
+        `most` may be above the limit; no more than the limit is charged at once. `rate` and `burst` are those of
+        ``hit``. Raises what ``hit`` raises, except ``CostExceedsLimit``.
         """
         params = self.params_for_call(rate, burst)
         wanted = min(whole_cost(most), params.limit)
