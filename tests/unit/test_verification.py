@@ -309,6 +309,11 @@ def state_of_no_bucket(vandal: Vandal) -> None:
     vandal.write(offset + 8, vandal.read(offset + 8) + (1 << 34))
 
 
+def permits_above_no_burst(vandal: Vandal) -> None:
+    offset, _ = vandal.extent_cell(HELD, layout.KIND_TAT)
+    vandal.write(offset + 8, 2**63 - 2**48 + 5)
+
+
 def hint_of_no_slot(vandal: Vandal) -> None:
     _, words = vandal.extent_cell(HELD, layout.KIND_TAT)
     vandal.write(words, 1 << 20)
@@ -365,6 +370,7 @@ DAMAGES: list[tuple[Callable[[Vandal], None], str]] = [
     (mark_elsewhere, "limiter 'buckets': found mark"),
     (mark_beyond_the_total, "beyond the state's total"),
     (state_of_no_bucket, "limiter 'buckets': found state"),
+    (permits_above_no_burst, "limiter 'held': found state 0x7fff000000000005"),
     (hint_of_no_slot, "limiter 'held': found hint 0"),
     (slot_of_nobody, "limiter 'held': found"),
     (endless_lease, "limiter 'held': found a lease"),

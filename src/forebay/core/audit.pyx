@@ -183,7 +183,9 @@ cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) no
         return BAD_KIND
     if kind == FOREBAY_KIND_EMPTY:
         return BAD_EMPTY if seen.tag != 0 or (cells.kept_bits >= 0 and seen.state >> cells.kept_bits) else FINE
-    if kind == FOREBAY_KIND_TAT and seen.state > cells.latest_ns and not holds_permits(seen.state):
+    # Token buckets, which may have permits above their burst, are in the table of all kinds.
+    if kind == FOREBAY_KIND_TAT and seen.state > cells.latest_ns and not (
+            holds_permits(seen.state) and cells.kinds >> FOREBAY_KIND_COUNT & 1):
         return BAD_STATE
     if (kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED) and seen.state >> FRACTION_BITS > cells.latest_ns:
         return BAD_STATE
