@@ -19,7 +19,7 @@
 #define FOREBAY_KIND_BITS 3 /* low bits of a tag that say what the cell holds; the rest is the fingerprint */
 #define FOREBAY_KIND_EMPTY 0 /* a free cell */
 #define FOREBAY_KIND_CLAIM 1 /* a cell reserved by an insertion under way; the state is the claim's id */
-#define FOREBAY_KIND_TAT 2 /* the state is a time in ns of segment time, most often a theoretical arrival time; expired when that has come. From 2^62 on: a number of permits */
+#define FOREBAY_KIND_TAT 2 /* the state is a time in ns of segment time, most often a theoretical arrival time; expired when that has come. From 2^63 - 2^48 + 1 to 2^63 - 1: a number of permits */
 #define FOREBAY_KIND_COUNT 3 /* the state's high bits are a time in quarters of a ns, rounded up, its low bits counts: how many of each is the limiter's affair; expired when that time has come */
 #define FOREBAY_KIND_USED 4 /* as `KIND_COUNT`; the three lowest bits tell roughly how many permits the key has used, so that eviction can compare keys whose windows end at different times */
 #define FOREBAY_KIND_BLOCKED 7 /* a cell that is never used: the table has room for fewer keys than cells */

@@ -56,7 +56,7 @@ cdef inline uint64_t permits_of(const Charge* charge) noexcept nogil:
 
 
 cdef inline uint64_t above_of(const LimitParams* params, uint64_t state) noexcept nogil:
-    """The permits above the burst. A limiter that never adds any has no such state: it is damage."""
+    """The permits above the burst. A limiter that adds none forgets those of a token bucket with its name."""
     return permits_in(state) if params.may_exceed else 0
 
 
