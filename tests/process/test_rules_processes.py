@@ -20,7 +20,7 @@ from process_helpers import Crew, wait_until
 from rule_files import FILE
 from web_requests import call_wsgi
 
-from forebay import Store
+from forebay import SegmentRemovedWarning, Store
 from forebay.rules import FileSource, LiveRules
 from forebay.rules.live import publication
 from forebay.rules.live.publication import Board, Publication, UnreadableRules
@@ -261,3 +261,22 @@ def test_a_new_segment_has_rules_of_its_own(file: Path, tmp_path: Path) -> None:
             assert sorted(path.name.rpartition(".")[2] for path in tmp_path.glob("*.rules-*")) == ["1", "loader"]
         Store.unlink("new", directory=tmp_path)
         assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_removed_segment_leaves_its_successors_rules(tmp_path: Path) -> None:
+    """Its loader goes on, in workers that were not restarted."""
+    with Store("shop", keys=100, directory=tmp_path) as removed:
+        old = Board(removed)
+        assert publish(old, 1, 0) == 1
+        Store.unlink("shop", directory=tmp_path)
+        with pytest.warns(SegmentRemovedWarning):
+            store = Store("shop", keys=100, directory=tmp_path)
+        with store:
+            new = Board(store)
+            assert publish(new, 2, 0) == 1
+            assert [publish(old, number, 0) for number in (3, 4, 5)] == [2, 3, 4]
+            assert new.read(1).document == b"2"
+            assert old.read(4).document == b"5"
+            # The successor's loader removes the others.
+            assert publish(new, 6, 0) == 2
+            assert sorted(path.name.rpartition(".")[2] for path in tmp_path.glob("*.rules-*")) == ["1", "2"]

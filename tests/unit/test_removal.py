@@ -339,6 +339,23 @@ def test_unlink_removes_live_rules_and_no_store_with_such_a_name(tmp_path: Path)
         assert {path.name for path in tmp_path.iterdir()} == {f"forebay-{name}" for name in others[1:3]}
 
 
+def test_unlink_spares_the_live_rules_of_a_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process makes the store again, and publishes rules, as soon as the file has gone."""
+    Store("shop", keys=100, directory=tmp_path).close()
+    old, new = (tmp_path / f"forebay-shop.rules-{identity}.1" for identity in ("0123abcd", "4567abcd"))
+    old.touch()
+    os_unlink = os.unlink
+
+    def unlink(path: str) -> None:
+        os_unlink(path)
+        if path == str(tmp_path / "forebay-shop"):
+            new.touch()
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    Store.unlink("shop", directory=tmp_path)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_foreign_file_is_not_unlinked_as_unused(tmp_path: Path) -> None:
     file = tmp_path / "forebay-shop"
     file.write_text("another program's")

@@ -148,6 +148,10 @@ class Attachment:
             os.close(fd)
         self._files.clear()
 
+    def is_in_place(self) -> bool:
+        """Whether the segment's path still leads to its file. False for a segment without a name."""
+        return self.path is not None and is_at(self.path, self._status)
+
     def remove_if_new(self) -> bool:
         """Unlink the file if this process made it and no other process is attached. Close the attachment after this.
 
@@ -155,7 +159,7 @@ class Attachment:
         """
         with self.lock():
             fd = self.own_file()
-            if self.path is None or fd is None or not self._made_file or not is_at(self.path, self._status):
+            if self.path is None or fd is None or not self._made_file or not self.is_in_place():
                 return False
             # Turns this process's shared lock into an exclusive one, so none attaches before the file has no name.
             if attachment_locks.exclude_all(fd):

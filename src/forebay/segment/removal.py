@@ -133,6 +133,8 @@ def unlink(path: str) -> None:
     A file of another program is refused, so a wrong path removes nothing. A damaged segment, one of another layout or
     user, and an empty file, as a killed creator leaves it, are removed if the system permits it.
     """
+    # Listed first: from the removal on, a successor may have some.
+    files = rules_files(path)
     try:
         status = _check_is_segment(path)
         os.unlink(path)
@@ -142,7 +144,7 @@ def unlink(path: str) -> None:
         remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
         expected = f"a file that uid {os.geteuid()} may remove"
         raise SegmentError(path, f"one that can't be removed ({error.strerror})", expected, remedy) from None
-    for rules in rules_files(path):
+    for rules in files:
         with contextlib.suppress(OSError):
             os.unlink(rules)
     for watch in alive_in(_watches):

@@ -12,7 +12,8 @@ Transitions
 * *prepare*: ``publish`` makes the file of the next number for which there is none (``O_EXCL``), and writes all of it.
 * *switch*: one CAS of the word, from the version that the new one was made for to the new number.
 * *take over*: a process that reads another number than the one it follows opens that file, and makes gates of it.
-* *clean*: whoever has switched removes the files of smaller numbers, except the one that it has replaced.
+* *clean*: the process that has switched removes the files of smaller numbers, except the one that it has replaced, and
+  those of segments that were removed from this path before.
 
 Invariant
 ---------
@@ -97,6 +98,7 @@ class Board:
     def __init__(self, store: Any) -> None:
         """`store` is a ``Store``; beside a private one's memory, the files are in the directory for temporary ones."""
         self.segment = store.segment
+        self._attachment = store.attachment
         self.path: str | None = store.path
         """The segment's file."""
         self._key = self.segment.secret(b"live rules")
@@ -171,8 +173,10 @@ class Board:
     def _clean(self, version: int, replaced: int) -> None:
         """Remove the files of older versions, and those of a removed segment of this name."""
         every = _files(self._prefix) if self.path is None else rules_files(self.path)
+        # If it was this segment that was removed, others' files are its successor's.
+        is_removed = self.path is not None and not self._attachment.is_in_place()
         for path in every:
-            is_old = not path.startswith(self._prefix)
+            is_old = not path.startswith(self._prefix) and not is_removed
             if found := re.fullmatch(r"[0-9]+", path.removeprefix(self._prefix)):
                 is_old = int(found[0]) < version and int(found[0]) != replaced
             if is_old:
