@@ -20,7 +20,8 @@ from process_helpers import Crew, wait_until
 from rule_files import FILE
 from web_requests import call_wsgi
 
-from forebay import Store
+from forebay import SegmentRemovedWarning, Store
+from forebay.cli.survey import files_in
 from forebay.rules import FileSource, LiveRules
 from forebay.rules.live import publication
 from forebay.rules.live.publication import Board, Publication, UnreadableRules
@@ -261,3 +262,31 @@ def test_a_new_segment_has_rules_of_its_own(file: Path, tmp_path: Path) -> None:
             assert sorted(path.name.rpartition(".")[2] for path in tmp_path.glob("*.rules-*")) == ["1", "loader"]
         Store.unlink("new", directory=tmp_path)
         assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_removed_segment_and_its_successor_leave_each_other_their_files(file: Path, tmp_path: Path) -> None:
+    def files() -> set[str]:
+        return {path.name for path in tmp_path.glob("*.rules-*.[0-9]")}
+
+    with Store("new", keys=100, directory=tmp_path) as removed:
+        old = LiveRules(FileSource(file), store=removed, interval=NEVER)
+        (tmp_path / "forebay-new").unlink()
+        before = files()
+        with pytest.warns(SegmentRemovedWarning), Store("new", keys=100, directory=tmp_path) as store:
+            new = LiveRules(FileSource(file), store=store, interval=NEVER)
+            replace(file, of_rate(6))
+            for live in (new, old):
+                live.step()
+                live.step()
+                assert live.status().published == 2
+            assert len(files() - before) == 3
+            for rules in (removed, store):
+                assert Board(rules).read(2).document == of_rate(6).encode()
+
+
+def test_a_store_whose_name_is_like_that_of_rules_stays(file: Path, tmp_path: Path) -> None:
+    with Store("shop", keys=100, directory=tmp_path) as store, Store("shop.rules-2", keys=100, directory=tmp_path):
+        LiveRules(FileSource(file), store=store, interval=NEVER)
+        Store.unlink("shop", directory=tmp_path)
+    assert [path.name for path in tmp_path.glob("forebay-*")] == ["forebay-shop.rules-2"]
+    assert files_in(str(tmp_path)) == [str(tmp_path / "forebay-shop.rules-2")]

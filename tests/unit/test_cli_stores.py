@@ -85,7 +85,7 @@ def test_ls_shows_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "forebay-link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "forebay-pipe")
     (tmp_path / "else").touch()
-    (tmp_path / "forebay-shop.rules-1").touch()  # live rules
+    (tmp_path / "forebay-shop.rules-0123abcd.1").touch()  # live rules
     result = run("ls", "--directory", tmp_path)
     assert (result.exit_code, result.stderr) == (0, "")
     for text in ("being created", "another", "no regular file", "a symbolic link", r"forebay-other\x1b[31m:x:"):

@@ -15,7 +15,7 @@ from forebay.segment import layout
 from forebay.segment.counts import COUNTERS_BYTES, limiter_stats
 from forebay.segment.file_users import FileUsers
 from forebay.segment.header import CLOCK_NAMES
-from forebay.segment.removal import RULES
+from forebay.segment.removal import is_of_rules
 from forebay.stats import LimiterStats
 from forebay.store_options import DIRECTORY, checked_path, default_path
 from forebay.verification.cells import CellChecks
@@ -56,7 +56,8 @@ def files_in(directory: str) -> list[str]:
         names = os.listdir(directory)
     except OSError:
         return []
-    return [os.path.join(directory, name) for name in sorted(names) if name.startswith(PREFIX) and RULES not in name]
+    stores = [name for name in sorted(names) if name.startswith(PREFIX) and not is_of_rules(name)]
+    return [os.path.join(directory, name) for name in stores]
 
 
 @dataclass(frozen=True, slots=True)

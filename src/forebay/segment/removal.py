@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import glob
 import os
+import re
 import stat
 import warnings
 import weakref
@@ -16,10 +17,11 @@ from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
 from forebay.segment import attachment_locks
 from forebay.segment.header import MAGIC, is_foreign
 
-__all__ = ["RULES", "NameWatch", "is_at", "removal_message", "unlink", "unlink_unused"]
+__all__ = ["RULES", "NameWatch", "is_at", "is_of_rules", "removal_message", "unlink", "unlink_unused"]
 
 RULES: Final = ".rules-"
-"""The ending of the names of the files of a segment's live rules, behind that of its own file."""
+"""Stands between the name of a segment's file and the rest of the names of its live rules' files."""
+_OF_RULES: Final = re.compile(rf".*{re.escape(RULES)}[0-9a-f]{{8}}\.([0-9]+|loader(\.new)?)", re.DOTALL)
 
 
 def is_at(path: str, status: os.stat_result) -> bool:
@@ -28,6 +30,11 @@ def is_at(path: str, status: os.stat_result) -> bool:
         return os.path.samestat(status, os.stat(path, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def is_of_rules(name: str) -> bool:
+    """Whether a file's name is one of a segment's live rules: see ``forebay.rules.live.publication``."""
+    return _OF_RULES.fullmatch(name) is not None
 
 
 def removal_message(path: str) -> str:
@@ -117,6 +124,8 @@ def unlink(path: str) -> None:
     A file of another program is refused, so a wrong path removes nothing. A damaged segment, one of another layout or
     user, and an empty file, as a killed creator leaves it, are removed if the system permits it.
     """
+    # Before the removal: a segment that is made after it has rules of its own.
+    rules = [name for name in glob.iglob(f"{glob.escape(path)}{RULES}*") if is_of_rules(name)]
     try:
         status = _check_is_segment(path)
         os.unlink(path)
@@ -126,9 +135,9 @@ def unlink(path: str) -> None:
         remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
         expected = f"a file that uid {os.geteuid()} may remove"
         raise SegmentError(path, f"one that can't be removed ({error.strerror})", expected, remedy) from None
-    for rules in glob.iglob(f"{glob.escape(path)}{RULES}*"):
+    for name in rules:
         with contextlib.suppress(OSError):
-            os.unlink(rules)
+            os.unlink(name)
     for watch in alive_in(_watches):
         watch.expect_removal(status)
 

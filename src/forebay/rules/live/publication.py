@@ -103,7 +103,7 @@ class Board:
         identity = self.segment.secret(b"live rules' files").hex()
         if self.path is None:
             self._prefix = os.path.join(tempfile.gettempdir(), f"forebay-rules-{identity}.")
-            weakref.finalize(self, _remove_all, self._prefix, os.getpid())
+            weakref.finalize(store, _remove_all, self._prefix, os.getpid())
         else:
             self._prefix = f"{self.path}{RULES}{identity[:8]}."
         self.note_path = f"{self._prefix}loader"
@@ -146,7 +146,7 @@ class Board:
 
     def write_note(self, note: bytes) -> None:
         """Replace the note of the loader. Raises ``OSError``."""
-        path = f"{self.note_path}.{os.getpid()}"
+        path = f"{self.note_path}.new"
         self._write(path, note, os.O_TRUNC)
         os.rename(path, self.note_path)
 
@@ -169,13 +169,10 @@ class Board:
             file.write(data)
 
     def _clean(self, version: int, replaced: int) -> None:
-        """Remove the files of older versions, and those of a removed segment of this name."""
-        every = self._prefix if self.path is None else f"{self.path}{RULES}"
-        for path in glob.iglob(f"{glob.escape(every)}*"):
-            is_old = not path.startswith(self._prefix)
-            if found := re.fullmatch(r"[0-9]+", path.removeprefix(self._prefix)):
-                is_old = int(found[0]) < version and int(found[0]) != replaced
-            if is_old:
+        """Remove the files of older versions."""
+        for path in glob.iglob(f"{glob.escape(self._prefix)}*"):
+            number = path.removeprefix(self._prefix)
+            if re.fullmatch("[0-9]+", number) and int(number) < version and int(number) != replaced:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
