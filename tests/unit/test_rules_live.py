@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -316,6 +317,18 @@ def test_a_start_with_other_rules_publishes_them(live_rules: Callable[..., LiveR
 def test_wrong_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LiveRules(options.pop("source", TextSource(FILE)), **{"store": store, **options})
+
+
+def test_rules_that_are_let_go_load_no_more(store: Store) -> None:
+    live = LiveRules(TextSource(FILE), store=store, interval=NEVER)
+    live.step()
+    del live
+    gc.collect()
+    source = TextSource(FILE)
+    with LiveRules(source, store=store, interval=NEVER) as live:
+        source.text = FILE.replace("5/", "9/")
+        live.step()
+        assert live.status().published == 2
 
 
 def test_rules_in_code_are_as_before(store: Store) -> None:
