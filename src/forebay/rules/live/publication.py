@@ -11,8 +11,9 @@ Transitions
 -----------
 * *prepare*: ``publish`` makes the file of the next number for which there is none (``O_EXCL``), and writes all of it.
 * *switch*: one CAS of the word, from the version that the new one was made for to the new number.
-* *take over*: a process that reads another number than the one it follows opens that file, and makes gates of it.
-* *clean*: whoever has switched removes the files of smaller numbers, except the one that it has replaced.
+* *take over*: a process that reads another number than the one it follows reads that file, and then the word again. If
+  the word still has the number, it makes gates of the file. Otherwise it begins again.
+* *clean*: whoever has switched removes the files of smaller numbers.
 
 Invariant
 ---------
@@ -24,7 +25,8 @@ A file is only written by the process that has made it, and before that process 
 what *prepare* wrote, and a reader acquires it with the number. Nobody makes a file that exists, so two processes that
 both take themselves for the loader prepare different numbers, and one of their CASes fails. A number that was in force
 once never is again, as numbers only grow: a CAS stores a number above the one it replaces. *clean* removes only numbers
-below one that was in force, so never the word's. A reader whose file was removed reads a newer number.
+below one that was in force, so never the word's. A reader whose file was removed reads a newer number. So does one that
+reads a file of a removed number, which a process that was stopped before *prepare* has made: its CAS fails.
 
 Each gate is made of the rules of one version, and a request holds one gate from its entry to its cleanup: see
 ``LiveGate``. All requests that enter after the CAS read the new number.
@@ -116,12 +118,14 @@ class Board:
         return version
 
     def read(self, version: int) -> Publication:
-        """The publication of the version. Raises ``UnreadableRules``."""
+        """The publication of the version that is in force. Raises ``UnreadableRules``, also if it isn't any more."""
         try:
             with open(self._path_of(version), "rb") as file:
                 raw = file.read(MOST_BYTES)
         except OSError as error:
             raise UnreadableRules(f"version {version} of the rules can't be read: {error}") from error
+        if self.version != version:
+            raise UnreadableRules(f"version {version} of the rules was replaced by version {self.version}")
         if raw[:DIGEST_BYTES] != self._digest(raw[DIGEST_BYTES:]):
             raise UnreadableRules(f"{self._path_of(version)} isn't what was published as version {version}")
         try:
@@ -141,7 +145,7 @@ class Board:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path_of(version))
             return None
-        self._clean(version, seen)
+        self._clean(version)
         return version
 
     def write_note(self, note: bytes) -> None:
@@ -168,11 +172,11 @@ class Board:
                     os.fchmod(file.fileno(), status.st_mode & 0o660)
             file.write(data)
 
-    def _clean(self, version: int, replaced: int) -> None:
+    def _clean(self, version: int) -> None:
         """Remove the files of older versions."""
         for path in glob.iglob(f"{glob.escape(self._prefix)}*"):
             number = path.removeprefix(self._prefix)
-            if re.fullmatch("[0-9]+", number) and int(number) < version and int(number) != replaced:
+            if re.fullmatch("[0-9]+", number) and int(number) < version:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
