@@ -288,6 +288,33 @@ def test_a_process_that_starts_later_counts_as_the_others(changing: Callable[[st
     assert one.allowed() == 1
 
 
+def test_a_limit_goes_on_after_a_version_that_cannot_be_used(changing: Callable[[str], Changing], store: Store) -> None:
+    first = document("10/hour", on_change='"reset"')
+    one = changing(document("9/hour"))
+    one.change(first)
+    one.use(10)
+    one.live.close()
+    tiers = TextSource(first.replace("version = 1\n", 'version = 1\ntiers = ["pro"]\n') + 'tier = ["pro"]\n')
+    LiveRules(tiers, store=store, interval=NEVER, tier=lambda request: "pro").close()
+    # The application has gone back to a version without tiers.
+    other = changing(first)
+    assert other.live.status().version == 4
+    assert other.allowed() == 0
+
+
+def test_shares_are_brought_by_the_time_of_the_limits(store: Store, clock: ManualClock) -> None:
+    clock.advance(10**6)
+    with Store.private(keys=100, clock=ManualClock()) as host:
+        source = TextSource(document("100/hour"))
+        with LiveRules(source, store=store, host=host, interval=NEVER) as live:
+            site = Site("wsgi", live)
+            for _ in range(100):
+                assert site.request().status == 200
+            source.text = document("50/hour", on_change='"share"')
+            live.step()
+            assert site.request().status == 429
+
+
 def test_names_of_limiters_in_fields_and_counts_stay(changing: Callable[[str], Changing], store: Store) -> None:
     one = changing(document("100/hour"))
     one.change(document("10/hour", on_change='"reset"'))
