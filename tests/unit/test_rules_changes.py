@@ -364,7 +364,7 @@ def test_a_crash_before_the_mark_charges_once_more(
 
     class Marks:
         def __init__(self, marks: Any) -> None:
-            self.peek, self.allow = marks.peek, crash
+            self.peek, self.hit = marks.peek, crash
 
     with monkeypatch.context() as patch:
         patch.setattr(carrying._Link, "bring", lambda link, key, marks: bring(link, key, Marks(marks)))
@@ -372,6 +372,23 @@ def test_a_crash_before_the_mark_charges_once_more(
             one.site.request()
     # 4 twice.
     assert one.allowed() == 2
+
+
+def test_a_full_store_without_room_for_a_mark_forgets_no_share(clock: ManualClock) -> None:
+    with Store.private(keys=1, on_full="deny", clock=clock) as store:
+        one = Changing(store, document("2/hour", algorithm="fixed-window"))
+        clients = [f"192.0.2.{number}" for number in range(200)]
+        for client in clients:
+            one.use(2, client)
+        one.change(document("1/hour", algorithm="fixed-window", on_change='"share"'))
+        others = FixedWindow(store, "others", "1/hour")
+        held = [number for number in range(20_000) if others.allow(number)]
+        for client in clients:
+            # Now and then a cell for a share, and none for its mark.
+            others.reset(held.pop())
+            assert one.allowed(client) == 0
+        assert store.stats().limiters[MARKS].full > 0
+        one.live.close()
 
 
 def test_a_ban_outlasts_a_reset(store: Store) -> None:

@@ -26,8 +26,9 @@ request takes what is left and marks nothing: so the key has no permits, and the
 Crash and stall
 ---------------
 A process that is killed between *bring* and *mark* leaves a charge without a mark, so another request brings the share
-once more. A mark that is evicted has the same effect. That denies some requests, and admits none by mistake. A process
-that is stopped between *look* and *bring* finds the mark when it goes on, and returns its charge.
+once more. So does a mark that is evicted, or for which a full store has no room. That denies some requests, and admits
+none by mistake. A process that is stopped between *look* and *bring* finds the mark when it goes on, and returns its
+charge.
 
 Not handled
 -----------
@@ -108,8 +109,10 @@ class _Link:
         charge = self.target.reserve(target, share)
         if not charge:
             self.target.take_up_to(target, share)
-        elif not marks.allow(mark):
-            charge.cancel()
+        else:
+            marked = marks.hit(mark)
+            if not marked.allowed and not marked.full:
+                charge.cancel()
 
 
 class _CarriedKey(CellKey):
