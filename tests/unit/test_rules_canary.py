@@ -172,6 +172,23 @@ def test_what_cant_be_promoted_stays(tmp_path: Path) -> None:
     assert run("promote", "api", tmp_path / "none.toml").exit_code == 2
 
 
+@pytest.mark.parametrize("rule", ["one", "two", "six"])
+def test_no_other_rule_is_promoted(tmp_path: Path, rule: str) -> None:
+    path = tmp_path / "limits.yaml"
+    # YAML breaks a line at the separator of the comment.
+    text = (
+        "version: 1\nlimits:\n  api: {algorithm: fixed-window, rate: 5/hour}\n# shadows \u2028\nrules:\n"
+        "  - {name: one, limits: [api], shadow: true, path: /1}\n"
+        "  - {name: two, limits: [api], shadow: true, path: /2}\n"
+        "  - {name: six, limits: [api], shadow: true, path: /3}\n"
+    )
+    path.write_text(text)
+    result = run("promote", rule, path)
+    assert result.exit_code == 2
+    assert f"the word of the rule {rule!r} isn't found in {path}: change it by hand" in " ".join(result.stderr.split())
+    assert path.read_text() == text
+
+
 def test_a_promoted_rule_is_enforced_in_running_applications(store: Store) -> None:
     from forebay.rules.live.promotion import promoted
 
