@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from process_helpers import Crew, wait_until
+from process_helpers import FREE_USER, Crew, as_user, wait_until
 from rule_files import FILE
 from web_requests import call_wsgi
 
-from forebay import SegmentRemovedWarning, Store
+from forebay import SegmentError, SegmentRemovedWarning, Store
 from forebay.cli.survey import files_in
 from forebay.rules import FileSource, LiveRules
 from forebay.rules.live import publication
@@ -295,6 +295,21 @@ def test_a_removed_segment_and_its_successor_leave_each_other_their_files(file: 
             assert len(files()) == 2
             for rules in (removed, store):
                 assert Board(rules).read(2).document == of_rate(6).encode()
+
+
+def refused(path: str, file: Path) -> str:
+    with Store.attach(path=path) as store, pytest.raises(SegmentError) as caught:
+        LiveRules(FileSource(file), store=store, interval=NEVER)
+    return str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_user_who_may_only_read_the_segment_has_no_live_rules(crew: Crew, name: str, file: Path) -> None:
+    with Store(name, keys=100) as store:
+        LiveRules(FileSource(file), store=store, interval=NEVER)
+        os.chmod(str(store.path), 0o644)
+        found = crew.start(as_user, FREE_USER, FREE_USER, [], refused, store.path, file).result()
+    assert f"a file that uid {FREE_USER} may only read" in found
 
 
 def test_a_store_whose_name_is_like_that_of_rules_stays(file: Path, tmp_path: Path) -> None:

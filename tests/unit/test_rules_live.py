@@ -398,6 +398,7 @@ def test_a_start_with_other_rules_publishes_them(live_rules: Callable[..., LiveR
         ({"source": "limits.toml"}, "source is a FileSource"),
         ({"store": "shm:///x"}, "store is a store"),
         ({"interval": "1 ms"}, "interval is at least 10 ms"),
+        ({"interval": "1000 years"}, "at most a day, not '1000 years'"),
         ({"interval": "soon"}, "interval is"),
         ({"tier": 5}, "tier is a callable"),
         ({"host": 5}, "give a Store, host="),
@@ -406,6 +407,16 @@ def test_a_start_with_other_rules_publishes_them(live_rules: Callable[..., LiveR
 def test_wrong_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LiveRules(options.pop("source", TextSource(FILE)), **{"store": store, **options})
+
+
+def test_a_request_goes_on_without_a_thread(
+    live_rules: Callable[..., LiveRules], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = live_rules(TextSource(FILE))
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
+        assert policy(Site("wsgi", live)) == '"api";q=5;w=3600'
+    assert "this process has no thread for live rules, and only follows others: can't start new thread" in caplog.text
 
 
 def test_rules_that_are_let_go_load_no_more(store: Store) -> None:

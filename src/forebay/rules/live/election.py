@@ -28,8 +28,11 @@ class Election:
     """
 
     def __init__(self, store: Any) -> None:
+        """Raises ``SegmentError`` for a store that this process may only read: it could publish nothing."""
         self._fd: int | None = None
         self._attachment = store.attachment
+        if native:
+            self._attachment.check_writable()
         self._status: os.stat_result | None = None
 
     def try_win(self) -> bool:

@@ -27,6 +27,8 @@ from forebay.web.live_gate import LiveGate, VersionedRules
 __all__ = ["LiveRules"]
 
 NS: Final = 10**9
+LEAST_S: Final = 0.01
+MOST_S: Final = 86_400.0
 PATIENCE_S: Final = 30.0
 SETTLING_S: Final = 0.05
 
@@ -37,7 +39,7 @@ class LiveRules(VersionedRules):
     * `source`: where the document is, which is as a rule file. It names no store.
     * `store`: where the limits are kept.
     * `tier`, `user`: as in ``load_rules``.
-    * `interval`: the time between two readings of the source, from 10 ms on.
+    * `interval`: the time between two readings of the source, from 10 ms to a day.
     * `host`: the ``Store`` that has the version, for limits over Redis. By default that of the limits. One segment has
       one version, so one document.
 
@@ -73,8 +75,8 @@ class LiveRules(VersionedRules):
                 f"{redacted_repr(store)} has no segment for the version of its rules: give a Store, host="
             )
         self._interval_s = as_delay_ns(interval, "interval is") / NS
-        if self._interval_s < 0.01:
-            raise InvalidLimiter(f"interval is at least 10 ms, not {short_repr(interval)}")
+        if not LEAST_S <= self._interval_s <= MOST_S:
+            raise InvalidLimiter(f"interval is at least 10 ms, and at most a day, not {short_repr(interval)}")
         self._source, self._store, self._functions = source, store, Functions(tier, user)
         self._board, self._election = Board(self._host), Election(self._host)
         self._loader = Loader(source, self._board, self._election, store, self._functions, self._make)
@@ -152,13 +154,19 @@ class LiveRules(VersionedRules):
         """Start this process's thread, at its first request: a server may fork its workers after it made the gate."""
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=_run,
                     args=(weakref.ref(self), self._stop, self._interval_s),
                     name="forebay-rules",
                     daemon=True,
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # The request goes on, and so does the loader, which may be another process.
+                    log.error("this process has no thread for live rules, and only follows others: %s", error)
+                else:
+                    self._thread = thread
 
     # Loading
 
