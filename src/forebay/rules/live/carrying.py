@@ -52,7 +52,7 @@ from forebay.web import ByteRate, Deny, Request, Rule
 from forebay.web.keys import CellKey
 from forebay.web.request import KeyFunction
 
-__all__ = ["carried"]
+__all__ = ["MARKS", "carried", "counted"]
 
 MARKS: Final = "forebay carried"
 """The limiter that has the marks."""
@@ -77,7 +77,7 @@ def carried(rule: Deny | Rule | ByteRate, limits: Mapping[str, Standing], store:
     return replace(rule, key=_CarriedKey(rule.key, standing.generation, links[::-1], store))
 
 
-def _counted(key: Any, generation: int) -> Any:
+def counted(key: Any, generation: int) -> Any:
     """The key by which a limiter counts. No key of a rule file has a number in it."""
     if not generation:
         return key
@@ -99,11 +99,11 @@ class _Link:
         mark = (self.target.name, self.target_generation, *(key if isinstance(key, tuple) else (key,)))
         if not marks.peek(mark).allowed:
             return
-        was = self.source.peek(_counted(key, self.source_generation), 0)
+        was = self.source.peek(counted(key, self.source_generation), 0)
         used = was.limit - was.remaining
         if used <= 0:
             return
-        target = _counted(key, self.target_generation)
+        target = counted(key, self.target_generation)
         fresh = self.target.peek(UNSEEN, 0)
         share = min(-(-used * fresh.limit // was.limit), fresh.remaining)
         charge = self.target.reserve(target, share)
@@ -130,4 +130,4 @@ class _CarriedKey(CellKey):
         if self._until_ns and self._store.now_ns() < self._until_ns:
             for link in self._links:
                 link.bring(key, self._marks)
-        return _counted(key, self._generation)
+        return counted(key, self._generation)
