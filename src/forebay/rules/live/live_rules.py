@@ -79,7 +79,7 @@ class LiveRules(VersionedRules):
             raise InvalidLimiter(f"interval is at least 10 ms, and at most a day, not {short_repr(interval)}")
         self._source, self._store, self._functions = source, store, Functions(tier, user)
         self._board, self._election = Board(self._host), Election(self._host)
-        self._loader = Loader(source, self._board, self._election, store, self._functions, self._make)
+        self._loader = Loader(source, self._board, store, self._functions, self._make)
         self._gates: weakref.WeakSet[LiveGate] = weakref.WeakSet()
         self._version: Version | None = None
         self._number = 0
@@ -102,7 +102,7 @@ class LiveRules(VersionedRules):
     def begin_in_child(self) -> None:
         """Go on in a forked child, which has copies of locks in their state, and no threads."""
         self._begin()
-        self._loader.begin_in_child()
+        self._election.begin_in_child()
         for gate in alive_in(self._gates):
             gate.begin_in_child()
 
@@ -201,6 +201,8 @@ class LiveRules(VersionedRules):
                 return
             if self._board.version:
                 self.in_force()
+                assert self._version is not None
+                self._loader.start_with(self._version.publication.document)
                 return
             if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
                 raise SegmentBusy(

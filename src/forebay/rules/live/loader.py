@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from forebay.extras import Needs
 from forebay.rules.keys import Functions
-from forebay.rules.live.election import Election
 from forebay.rules.live.publication import Board, Publication, UnreadableRules
 from forebay.rules.live.sources import Source
 from forebay.rules.live.standing import Standing, change_of, standings
@@ -70,18 +69,14 @@ class Loader:
         self,
         source: Source,
         board: Board,
-        election: Election,
         store: Any,
         functions: Functions,
         make: Callable[[Publication], Version],
     ) -> None:
-        self._source, self._board, self._election = source, board, election
-        self._store, self._functions, self._make = store, functions, make
-        self._begin()
-
-    def _begin(self) -> None:
+        self._source, self._board, self._store = source, board, store
+        self._functions, self._make = functions, make
         self._handled: bytes | None = None
-        """The document that was published, or that no process can use."""
+        """The document that was published or in force at the start, or that no process can use."""
         self._refusal: str | None = None
         """Why no process can use it."""
         self._seen: bytes | None = None
@@ -93,9 +88,12 @@ class Loader:
         """Whether the last step has left a document to the next one."""
         return self._seen is not None and self._seen != self._handled
 
-    def begin_in_child(self) -> None:
-        self._election.begin_in_child()
-        self._begin()
+    def start_with(self, document: bytes) -> None:
+        """The document in force at this process's start.
+
+        It is not published over a newer one: the source of an older deployment may be older, too.
+        """
+        self._handled = document
 
     def step(self, in_force: Version | None, seen: int, *, at_once: bool = False) -> Exception | None:
         """Publish the source's document, if it is another one and good. Returns why not.
@@ -120,7 +118,7 @@ class Loader:
             return None
         if document == self._handled:
             # Again, after a reading that has failed or has found another one.
-            self._complain(self._refusal, in_force)
+            self._complain(self._refusal or _replaced_by(in_force), in_force)
             return None
         is_settled = at_once or self._source.is_whole or document == self._seen
         self._seen = document
@@ -223,6 +221,15 @@ def read_note(board: Board) -> tuple[Note | None, float | None]:
             return msgspec.json.decode(file.read(), type=Note), age_s
     except (OSError, msgspec.MsgspecError):
         return None, None
+
+
+def _replaced_by(in_force: Version | None) -> str | None:
+    if in_force is None:
+        return None
+    return (
+        f"holds a document that was in force before that of process {in_force.publication.loader}: a change of it "
+        "counts again"
+    )
 
 
 def _described(error: BaseException) -> str:
