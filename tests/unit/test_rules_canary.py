@@ -209,9 +209,9 @@ def test_status_shows_the_rules_of_a_store(tmp_path: Path) -> None:
     with Store("live", keys=100, directory=tmp_path) as store:
         if store.path is None:
             # Without the compiled core there is no file to look at.
-            assert run("status", "--path", tmp_path / "none").exit_code == 2
+            assert run("status", tmp_path / "none").exit_code == 2
             return
-        result = run("status", "--path", store.path)
+        result = run("status", store.path)
         assert (result.exit_code, result.stderr) == (
             2,
             f"{store.path} has no live rules: an application gives them, by LiveRules over this store\n",
@@ -221,23 +221,23 @@ def test_status_shows_the_rules_of_a_store(tmp_path: Path) -> None:
             site = Site("wsgi", live)
             for _ in range(7):
                 site.request()
-            result = run("status", "--path", store.path)
+            result = run("status", store.path)
             assert result.exit_code == 0
             assert "version 1, from memory.toml, since 20" in result.stdout
             assert f"loaded by process {os.getpid()}, which read the source" in result.stdout
             assert "  api: allowed: 5, denied: 2\n" in result.stdout
             source.text = None
             live.step()
-            result = run("status", "--path", store.path)
+            result = run("status", store.path)
             assert result.exit_code == 1
             assert "the last good rules are in force: memory.toml can't be read: ConnectionError: redis://me:***@" in (
                 result.stdout
             )
-            document = json.loads(run("status", "--path", store.path, "--json").stdout)
+            document = json.loads(run("status", store.path, "--json").stdout)
             assert document["limits"] == {"api": {"allowed": 5, "denied": 2}}
             assert document["rules_version"] == 1
     assert run("status").exit_code == 2
-    result = run("status", "--path", tmp_path / "none")
+    result = run("status", tmp_path / "none")
     assert (result.exit_code, result.stderr.startswith(f"{tmp_path / 'none'}: found no such file")) == (2, True)
 
 
