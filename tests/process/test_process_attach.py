@@ -151,7 +151,7 @@ def test_number_that_another_limiter_has_got_meanwhile_is_not_used(used: str) ->
     with Store.attach(used) as store:
         late = Mock(limiter_number=Mock(return_value=0), read=store.segment.read)
         store.attachment.segment = late
-        with pytest.raises(InvalidLimiter, match="has no TokenBucket 'new', and Store.attach adds none"):
+        with pytest.raises(InvalidLimiter, match="has no TokenBucket 'new'"):
             store.attachment.limiter_number("new", layout.ALGORITHM_TOKEN_BUCKET)
 
 

@@ -241,6 +241,23 @@ def test_status_shows_the_rules_of_a_store(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr.startswith(f"{tmp_path / 'none'}: found no such file")) == (2, True)
 
 
+def test_publish_keeps_the_readers_of_a_file(tmp_path: Path) -> None:
+    file, target, new = (tmp_path / name for name in ("source.toml", "limits.toml", "new.toml"))
+    for path in (file, target):
+        path.write_text(FILE)
+    target.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(target, 12345, 12346)
+    before, other = target.stat(), file.stat()
+    for path in (target, new):
+        assert run("publish", file, path).exit_code == 0
+    after = target.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+    # One of this user, by its umask.
+    assert new.stat().st_mode == other.st_mode
+    assert sorted(tmp_path.iterdir()) == [target, new, file]
+
+
 def test_publish_checks_first(tmp_path: Path) -> None:
     file, target = tmp_path / "new.toml", tmp_path / "limits.toml"
     target.write_text(FILE)

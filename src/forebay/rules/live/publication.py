@@ -55,7 +55,7 @@ import tempfile
 import weakref
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from forebay.errors import ForebayError
 from forebay.extras import Needs
@@ -151,20 +151,19 @@ class Board:
     def write_note(self, note: bytes) -> None:
         """Replace the note of the loader. Raises ``OSError``."""
         path = f"{self.note_path}.new"
-        self._write(path, note, os.O_TRUNC)
-        os.rename(path, self.note_path)
+        self._write(path, note, "wb")
+        os.replace(path, self.note_path)
 
     def _prepare(self, seen: int, data: bytes) -> int:
         for version in range(seen + 1, seen + 1 + MOST_LEFT_OVER):
             with contextlib.suppress(FileExistsError):
-                self._write(self._path_of(version), data, os.O_EXCL)
+                self._write(self._path_of(version), data, "xb")
                 return version
         raise FileExistsError(errno.EEXIST, "too many files were left over", self._prefix)
 
-    def _write(self, path: str, data: bytes, flag: int) -> None:
+    def _write(self, path: str, data: bytes, mode: Literal["wb", "xb"]) -> None:
         """Write a file for all who may use the segment."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | flag
-        with open(os.open(path, flags, 0o600), "wb") as file:
+        with open(path, mode, opener=_for_this_user) as file:
             if self.path is not None:
                 status = os.stat(self.path)
                 with contextlib.suppress(PermissionError):
@@ -185,6 +184,10 @@ class Board:
 
     def _digest(self, data: bytes) -> bytes:
         return blake2b(data, key=self._key, digest_size=DIGEST_BYTES).digest()
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def _remove_all(prefix: str, pid: int) -> None:
