@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from process_helpers import FREE_USER, Crew, as_user, wait_until
+from process_helpers import FREE_USER, SHARED_GROUP, Crew, as_user, wait_until
 from rule_files import FILE
 from web_requests import call_wsgi
 
@@ -24,6 +24,7 @@ from forebay import SegmentError, SegmentRemovedWarning, Store
 from forebay.cli.survey import files_in
 from forebay.rules import FileSource, LiveRules
 from forebay.rules.live import publication
+from forebay.rules.live.loader import Note, read_note
 from forebay.rules.live.publication import Board, Publication, UnreadableRules
 from forebay.web import WSGIMiddleware
 
@@ -303,7 +304,25 @@ def refused(path: str, file: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def leave_note(path: str, error: str) -> None:
+    with Store.attach(path=path) as store:
+        Board(store).write_note(msgspec.json.encode(Note(os.getpid(), error)))
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+
+
+@as_root
+def test_users_of_one_segment_replace_each_others_notes(crew: Crew, name: str) -> None:
+    with Store(name, keys=100, mode=0o660, group=SHARED_GROUP) as store:
+        for user, error in ((FREE_USER, "a long one"), (FREE_USER - 1, "short"), (FREE_USER, "again")):
+            crew.start(as_user, user, user, [SHARED_GROUP], leave_note, store.path, error).result()
+            note, _ = read_note(Board(store))
+            assert note is not None
+            assert note.error == error
+
+
+@as_root
 def test_a_user_who_may_only_read_the_segment_has_no_live_rules(crew: Crew, name: str, file: Path) -> None:
     with Store(name, keys=100) as store:
         LiveRules(FileSource(file), store=store, interval=NEVER)

@@ -152,7 +152,14 @@ class Board:
         """Replace the note of the loader. Raises ``OSError``."""
         path = f"{self.note_path}.new"
         self._write(path, note, "wb")
-        os.replace(path, self.note_path)
+        try:
+            os.replace(path, self.note_path)
+        except PermissionError:
+            # That of another user of the segment, in a directory such as /dev/shm. A reader may find a part of it.
+            os.unlink(path)
+            with open(self.note_path, "r+b") as file:
+                file.write(note)
+                file.truncate()
 
     def _prepare(self, seen: int, data: bytes) -> int:
         for version in range(seen + 1, seen + 1 + MOST_LEFT_OVER):
