@@ -385,6 +385,15 @@ def test_unban_ends_a_ban_of_the_application(shop: Store, ban: Ban) -> None:
     assert ban.peek("key").allowed
 
 
+def test_ban_with_a_long_name_is_found(shop: Store) -> None:
+    name = "clients who guess passwords, names and addresses of others"
+    ban = Ban(shop, name, "3/minute", lasts="10 minutes")
+    assert run("ban", shop.name, "key", "--for", "1 hour", "--ban", name).exit_code == 0
+    assert not ban.peek("key").allowed
+    assert run("unban", shop.name, "key", "--ban", name).exit_code == 0
+    assert ban.peek("key").allowed
+
+
 def test_ban_is_named_if_there_are_several(shop: Store, ban: Ban) -> None:
     other = Ban(shop, "scrapers", "3/minute", lasts="10 minutes")
     result = run("ban", shop.name, "key", "--for", "1 hour")
