@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import secrets
@@ -121,10 +122,12 @@ class RedisSource(Source):
             self._client: Any = redis.Redis.from_url(
                 server, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, decode_responses=False
             )
-        elif callable(getattr(server, "get", None)):
+        elif callable(getattr(server, "get", None)) and not _is_awaited(server):
             self._client = server
         else:
-            raise InvalidLimiter(f"server is a URL or a client of redis-py, not {redacted_repr(server)}")
+            raise InvalidLimiter(
+                f"server is a URL or a client of redis-py, which isn't awaited, not {redacted_repr(server)}"
+            )
         self._key = key
         self.label = f"key {key!r} of Redis"
         self.name = _named(f"redis:{key}", syntax)
@@ -137,6 +140,10 @@ class RedisSource(Source):
 
     def write(self, document: bytes) -> None:
         self._client.set(self._key, document)
+
+
+def _is_awaited(client: Any) -> bool:
+    return inspect.iscoroutinefunction(getattr(client, "execute_command", None))
 
 
 class SqlSource(Source):
