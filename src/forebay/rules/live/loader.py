@@ -118,7 +118,7 @@ class Loader:
             return None
         if document == self._handled:
             # Again, after a reading that has failed or has found another one.
-            self._complain(self._refusal or _replaced_by(in_force), in_force)
+            self._complain(self._refusal or _replaced_by(in_force, seen), in_force)
             return None
         is_settled = at_once or self._source.is_whole or document == self._seen
         self._seen = document
@@ -128,7 +128,10 @@ class Loader:
             # Another process has published since. The next step begins with that.
             return None
         published = in_force.publication if in_force is not None and in_force.number == seen else self._published(seen)
-        if in_force is not None:
+        if in_force is None:
+            if seen and published is None:
+                log.error("limits that have changed before count as if they had not: version %d can't be read", seen)
+        else:
             if published is None:
                 # Without it, it is unknown where limits count. The next step reads it again.
                 return None
@@ -181,13 +184,9 @@ class Loader:
 
     def _published(self, version: int) -> Publication | None:
         """What is in force on the host. None if there is nothing, or if it can't be read."""
-        if not version:
-            return None
-        try:
+        with contextlib.suppress(UnreadableRules):
             return self._board.read(version)
-        except UnreadableRules as error:
-            log.error("%s\nlimits that have changed before count as if they had not", error)
-            return None
+        return None
 
     def _store_now_ns(self) -> int:
         """The time by which limits count: the host's store may have another one."""
@@ -223,8 +222,9 @@ def read_note(board: Board) -> tuple[Note | None, float | None]:
         return None, None
 
 
-def _replaced_by(in_force: Version | None) -> str | None:
-    if in_force is None:
+def _replaced_by(in_force: Version | None, seen: int) -> str | None:
+    if in_force is None or in_force.number != seen:
+        # The status of the process has its reason.
         return None
     return (
         f"holds a document that was in force before that of process {in_force.publication.loader}: a change of it "
