@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from process_helpers import (
@@ -145,6 +146,14 @@ def test_attached_store_keeps_the_clock(name: str) -> None:
             clock.advance(45)
             assert TokenBucket(other, "api", "1/minute").peek("key").retry_after == 15
             assert other.now_ns() == clock.now_ns()
+
+
+def test_number_that_another_limiter_has_got_meanwhile_is_not_used(used: str) -> None:
+    with Store.attach(used) as store:
+        late = Mock(limiter_number=Mock(return_value=0), read=store.segment.read)
+        store.attachment.segment = late
+        with pytest.raises(InvalidLimiter, match="has no TokenBucket 'new'"):
+            store.attachment.limiter_number("new", layout.ALGORITHM_TOKEN_BUCKET)
 
 
 def _locks(name: str, fd: int) -> list[tuple[int, int, int]]:

@@ -16,13 +16,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from process_helpers import Crew, wait_until
+from process_helpers import FREE_USER, SHARED_GROUP, Crew, as_user, wait_until
 from rule_files import FILE
 from web_requests import call_wsgi
 
-from forebay import SegmentRemovedWarning, Store
+from forebay import SegmentError, SegmentRemovedWarning, Store
+from forebay.cli.survey import files_in
 from forebay.rules import FileSource, LiveRules
 from forebay.rules.live import publication
+from forebay.rules.live.loader import Note, read_note
 from forebay.rules.live.publication import Board, Publication, UnreadableRules
 from forebay.web import WSGIMiddleware
 
@@ -171,10 +173,9 @@ def test_a_kill_at_every_step_leaves_one_version_or_the_other(crew: Crew, store:
     old = new = 0
     for line in range(1, 1000):
         # A publication over the leftovers of the one before, which it removes.
-        replaced = board.version
         version = publish(board, 0, 0)
         names = {path.name.rpartition(".")[2] for path in Path(str(store.path)).parent.glob("*.rules-*")}
-        assert names == {str(version), str(replaced)} - {"0"}
+        assert names == {str(version)}
         worker = crew.start(publish, board, line, line)
         with contextlib.suppress(AssertionError):
             worker.result()
@@ -203,8 +204,8 @@ def test_two_that_take_themselves_for_the_loader_publish_one_after_the_other(cre
                 try:
                     assert board.read(version).document == made.document
                 except UnreadableRules:
-                    # Others have published since, and removed it.
-                    assert board.version > version + 1
+                    # Others have published since.
+                    assert board.version > version
         return won
 
     won = crew.run(3, race)
@@ -212,6 +213,19 @@ def test_two_that_take_themselves_for_the_loader_publish_one_after_the_other(cre
     assert len(set(versions)) == len(versions)
     assert max(versions) == board.version
     assert board.read(board.version).loader == next(i for i, each in enumerate(won) if board.version in each)
+
+
+def test_a_file_of_a_late_publication_is_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(store)
+    versions = [publish(board, number, 0) for number in (1, 2)]
+    # A process that has read version 0 prepares its file only now, and is killed after the CAS, which fails.
+    monkeypatch.setattr(os, "unlink", lambda path: None)
+    late = Publication("a.toml", "late", os.getpid(), datetime.now(UTC), {}, b"late")
+    assert board.publish(late, 0) is None
+    assert versions == [1, 2]
+    with pytest.raises(UnreadableRules, match="version 1 of the rules was replaced by version 2"):
+        board.read(1)
+    assert board.read(2).document == b"2"
 
 
 def test_a_process_that_ends_gives_the_election_up(crew: Crew, store: Store, file: Path) -> None:
@@ -263,20 +277,63 @@ def test_a_new_segment_has_rules_of_its_own(file: Path, tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_removed_segment_leaves_its_successors_rules(tmp_path: Path) -> None:
-    """Its loader goes on, in workers that were not restarted."""
-    with Store("shop", keys=100, directory=tmp_path) as removed:
-        old = Board(removed)
-        assert publish(old, 1, 0) == 1
-        Store.unlink("shop", directory=tmp_path)
+def test_a_removed_segment_and_its_successor_leave_each_other_their_files(file: Path, tmp_path: Path) -> None:
+    def files() -> set[str]:
+        return {path.name for path in tmp_path.glob("*.rules-*.[0-9]")}
+
+    with Store("new", keys=100, directory=tmp_path) as removed:
+        old = LiveRules(FileSource(file), store=removed, interval=NEVER)
+        (tmp_path / "forebay-new").unlink()
         with pytest.warns(SegmentRemovedWarning):
-            store = Store("shop", keys=100, directory=tmp_path)
+            store = Store("new", keys=100, directory=tmp_path)
         with store:
-            new = Board(store)
-            assert publish(new, 2, 0) == 1
-            assert [publish(old, number, 0) for number in (3, 4, 5)] == [2, 3, 4]
-            assert new.read(1).document == b"2"
-            assert old.read(4).document == b"5"
-            # The successor's loader removes the others.
-            assert publish(new, 6, 0) == 2
-            assert sorted(path.name.rpartition(".")[2] for path in tmp_path.glob("*.rules-*")) == ["1", "2"]
+            new = LiveRules(FileSource(file), store=store, interval=NEVER)
+            replace(file, of_rate(6))
+            for live in (new, old):
+                live.step()
+                live.step()
+                assert live.status().published == 2
+            assert len(files()) == 2
+            for rules in (removed, store):
+                assert Board(rules).read(2).document == of_rate(6).encode()
+
+
+def refused(path: str, file: Path) -> str:
+    with Store.attach(path=path) as store, pytest.raises(SegmentError) as caught:
+        LiveRules(FileSource(file), store=store, interval=NEVER)
+    return str(caught.value)
+
+
+def leave_note(path: str, error: str) -> None:
+    with Store.attach(path=path) as store:
+        Board(store).write_note(msgspec.json.encode(Note(os.getpid(), error)))
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+
+
+@as_root
+def test_users_of_one_segment_replace_each_others_notes(crew: Crew, name: str) -> None:
+    with Store(name, keys=100, mode=0o660, group=SHARED_GROUP) as store:
+        for user, error in ((FREE_USER, "a long one"), (FREE_USER - 1, "short"), (FREE_USER, "again")):
+            crew.start(as_user, user, user, [SHARED_GROUP], leave_note, store.path, error).result()
+            note, _ = read_note(Board(store))
+            assert note is not None
+            assert note.error == error
+
+
+@as_root
+def test_a_user_who_may_only_read_the_segment_has_no_live_rules(crew: Crew, name: str, file: Path) -> None:
+    with Store(name, keys=100) as store:
+        LiveRules(FileSource(file), store=store, interval=NEVER)
+        os.chmod(str(store.path), 0o644)
+        found = crew.start(as_user, FREE_USER, FREE_USER, [], refused, store.path, file).result()
+    assert f"a file that uid {FREE_USER} may only read" in found
+
+
+def test_a_store_whose_name_is_like_that_of_rules_stays(file: Path, tmp_path: Path) -> None:
+    with Store("shop", keys=100, directory=tmp_path) as store, Store("shop.rules-2", keys=100, directory=tmp_path):
+        LiveRules(FileSource(file), store=store, interval=NEVER)
+        Store.unlink("shop", directory=tmp_path)
+    assert [path.name for path in tmp_path.glob("forebay-*")] == ["forebay-shop.rules-2"]
+    assert files_in(str(tmp_path)) == [str(tmp_path / "forebay-shop.rules-2")]

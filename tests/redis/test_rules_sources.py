@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy
 from click.testing import CliRunner
 from postgres_server import PostgresServer, postgres_server
+from redis.asyncio import Redis as AsyncRedis
 from redis_server import RedisServer, redis_server, until
 from rule_files import FILE
 from web_requests import Site
@@ -195,6 +196,7 @@ def test_commands_write_where_applications_read(source: Any, tmp_path: Path, ser
         lambda: SqlSource(5),
         lambda: SqlSource("sqlite://", syntax="json"),  # type: ignore[arg-type]
         lambda: RedisSource(5, "key"),
+        lambda: RedisSource(AsyncRedis(), "key"),
         lambda: RedisSource("redis://127.0.0.1", ""),
     ],
 )

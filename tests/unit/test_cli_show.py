@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from test_rules_live import NEVER, TextSource, document
+from web_requests import Site
 
 from forebay import (
     BucketedWindow,
@@ -24,6 +26,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.cli.commands import forebay
+from forebay.rules import LiveRules
 from forebay.shedding import AdaptiveLimit
 from forebay.testing import ManualClock
 from forebay.web import Ban, ClientAddress
@@ -276,6 +279,66 @@ def test_reset_without_rules_names_what_it_left_out(shop: Store, used: dict[str,
     assert run("reset", shop.name, "key", "--limiter", "bucket").exit_code == 0
 
 
+# Live rules
+
+
+def change(live: LiveRules, source: TextSource, rate: str, **words: str) -> None:
+    source.text = document(rate, on_change='"share"', **words)
+    live.step()
+    assert live.status().error is None
+
+
+@pytest.fixture
+def source() -> TextSource:
+    return TextSource(document("100/hour", algorithm="fixed-window"))
+
+
+@pytest.fixture
+def live(shop: Store, source: TextSource) -> Iterator[LiveRules]:
+    with LiveRules(source, store=shop, interval=NEVER) as found:
+        yield found
+
+
+def test_show_and_reset_find_keys_of_live_rules(shop: Store, live: LiveRules, source: TextSource) -> None:
+    site = Site("wsgi", live)
+    for _ in range(50):
+        site.request(client="192.0.2.1")
+    (state,) = states("show", shop.name, "192.0.2.1").values()
+    assert (state["limit"], state["remaining"], state["note"]) == (100, 50, "")
+    change(live, source, "10/hour", algorithm="fixed-window")
+    (state,) = states("show", shop.name, "192.0.2.1").values()
+    assert (state["limit"], state["remaining"]) == (10, 10)
+    assert "the share of its former limit is charged by its next request" in state["note"]
+    site.request(client="192.0.2.1")
+    (state,) = states("show", shop.name, "192.0.2.1").values()
+    assert (state["remaining"], state["note"]) == (4, "")
+    result = run("reset", shop.name, "192.0.2.1")
+    assert (result.exit_code, result.stdout) == (0, "api (FixedWindow): reset\n")
+    assert [site.request(client="192.0.2.1").status for _ in range(11)] == [200] * 10 + [429]
+
+
+def test_reset_forgets_a_share_that_was_not_charged_yet(shop: Store, live: LiveRules, source: TextSource) -> None:
+    site = Site("wsgi", live)
+    for _ in range(100):
+        site.request()
+    change(live, source, "10/hour", algorithm="sliding-window")
+    assert site.request(client="192.0.2.7").status == 200
+    limiters = json.loads(run("show", "--json", shop.name, "192.0.2.1").stdout)["limiters"]
+    # The former limit, and the one of now.
+    assert [(one["algorithm"], one["remaining"]) for one in limiters] == [("FixedWindow", 0), ("SlidingWindow", 10)]
+    assert run("reset", shop.name, "192.0.2.1", "--limiter", "api").exit_code == 0
+    assert [site.request(client="192.0.2.1").status for _ in range(11)] == [200] * 10 + [429]
+
+
+def test_a_rule_file_comes_before_live_rules(shop: Store, live: LiveRules, source: TextSource, tmp_path: Path) -> None:
+    change(live, source, "10/hour", algorithm="fixed-window")
+    Site("wsgi", live).request(client="192.0.2.1")
+    file = tmp_path / "limits.toml"
+    file.write_text(document("9/hour", algorithm="fixed-window"))
+    (state,) = states("show", shop.name, "192.0.2.1", "--rules", file).values()
+    assert (state["limit"], state["remaining"]) == (9, 8)
+
+
 # ban, unban
 
 
@@ -319,6 +382,15 @@ def test_unban_ends_a_ban_of_the_application(shop: Store, ban: Ban) -> None:
     # As after a ban's end, three denials ban again.
     ban.count_denial("key")
     ban.count_denial("key")
+    assert ban.peek("key").allowed
+
+
+def test_ban_with_a_long_name_is_found(shop: Store) -> None:
+    name = "clients who guess passwords, names and addresses of others"
+    ban = Ban(shop, name, "3/minute", lasts="10 minutes")
+    assert run("ban", shop.name, "key", "--for", "1 hour", "--ban", name).exit_code == 0
+    assert not ban.peek("key").allowed
+    assert run("unban", shop.name, "key", "--ban", name).exit_code == 0
     assert ban.peek("key").allowed
 
 

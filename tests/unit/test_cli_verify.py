@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -40,7 +41,15 @@ def test_verify_reports_a_sound_segment(used: str) -> None:
 
 
 def test_verify_accepts_a_path(used: str) -> None:
-    assert run("verify", "--path", path_of(used)).returncode == 0
+    assert run("verify", path_of(used)).returncode == 0
+
+
+def test_verify_prints_json(used: str) -> None:
+    file = Path(path_of(used))
+    result = run("verify", file.name.removeprefix("forebay-"), "--directory", str(file.parent), "--json")
+    found = json.loads(result.stdout)
+    assert (result.returncode, found["version"], found["sound"], found["findings"]) == (0, 1, True, [])
+    assert (found["path"], len(found["parts"])) == (str(file), 2)
 
 
 def test_verify_reports_damage(used: str) -> None:
@@ -71,12 +80,12 @@ def test_verify_prints_names_literally(name: str, tmp_path: Path) -> None:
             assert SlidingLog(store, limiter, "5/hour", keys=3).allow("user:42")
     size = os.stat(path).st_size
     os.truncate(path, size + 8192)
-    result = run("verify", "--path", str(path), COLUMNS="200")
+    result = run("verify", str(path), COLUMNS="200")
     assert (result.returncode, result.stderr) == (0, "")
     for text in (f"{path}: ", " :x: ", "[red]red[/red]", r"esc\x1b[31m\x07", r"line\nfeed", r"\u202eright"):
         assert text in result.stdout
     assert not {char for char in result.stdout if not char.isprintable()} - {"\n"}
-    missing = run("verify", "--path", f"{path}:x:\x1b")
+    missing = run("verify", f"{path}:x:\x1b")
     assert missing.returncode == 2
     assert missing.stderr.startswith(f"{path}:x:\\x1b: found no such file")
 
@@ -90,7 +99,9 @@ def test_verify_refuses_a_missing_segment(name: str) -> None:
     assert not Path(path_of(name)).exists()
 
 
-@pytest.mark.parametrize("arguments", [["verify"], ["verify", "a", "--path", "b"], ["verify", "a b"], ["nothing"]])
+@pytest.mark.parametrize(
+    "arguments", [["verify"], ["verify", "/a", "--directory", "b"], ["verify", "a b"], ["nothing"]]
+)
 def test_verify_refuses_wrong_arguments(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.returncode == 2
@@ -113,7 +124,7 @@ def test_command_without_its_extra_prints_how_to_install_it(missing: str) -> Non
 
 def test_verify_reports_system_errors_as_refusals(used: str) -> None:
     """An error of the operating system exits with 2; damage exits with 1."""
-    result = run("verify", "--path", "/proc/self/mem")
+    result = run("verify", "/proc/self/mem")
     assert (result.returncode, result.stdout) == (2, "")
     assert "Traceback" not in result.stderr
     with open("/dev/full", "w") as full:

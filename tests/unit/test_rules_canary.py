@@ -172,6 +172,23 @@ def test_what_cant_be_promoted_stays(tmp_path: Path) -> None:
     assert run("promote", "api", tmp_path / "none.toml").exit_code == 2
 
 
+@pytest.mark.parametrize("rule", ["one", "two", "six"])
+def test_no_other_rule_is_promoted(tmp_path: Path, rule: str) -> None:
+    path = tmp_path / "limits.yaml"
+    # YAML breaks a line at the separator of the comment.
+    text = (
+        "version: 1\nlimits:\n  api: {algorithm: fixed-window, rate: 5/hour}\n# shadows \u2028\nrules:\n"
+        "  - {name: one, limits: [api], shadow: true, path: /1}\n"
+        "  - {name: two, limits: [api], shadow: true, path: /2}\n"
+        "  - {name: six, limits: [api], shadow: true, path: /3}\n"
+    )
+    path.write_text(text)
+    result = run("promote", rule, path)
+    assert result.exit_code == 2
+    assert f"the word of the rule {rule!r} isn't found in {path}: change it by hand" in " ".join(result.stderr.split())
+    assert path.read_text() == text
+
+
 def test_a_promoted_rule_is_enforced_in_running_applications(store: Store) -> None:
     from forebay.rules.live.promotion import promoted
 
@@ -192,9 +209,9 @@ def test_status_shows_the_rules_of_a_store(tmp_path: Path) -> None:
     with Store("live", keys=100, directory=tmp_path) as store:
         if store.path is None:
             # Without the compiled core there is no file to look at.
-            assert run("status", "--path", tmp_path / "none").exit_code == 2
+            assert run("status", tmp_path / "none").exit_code == 2
             return
-        result = run("status", "--path", store.path)
+        result = run("status", store.path)
         assert (result.exit_code, result.stderr) == (
             2,
             f"{store.path} has no live rules: an application gives them, by LiveRules over this store\n",
@@ -204,24 +221,41 @@ def test_status_shows_the_rules_of_a_store(tmp_path: Path) -> None:
             site = Site("wsgi", live)
             for _ in range(7):
                 site.request()
-            result = run("status", "--path", store.path)
+            result = run("status", store.path)
             assert result.exit_code == 0
             assert "version 1, from memory.toml, since 20" in result.stdout
             assert f"loaded by process {os.getpid()}, which read the source" in result.stdout
             assert "  api: allowed: 5, denied: 2\n" in result.stdout
             source.text = None
             live.step()
-            result = run("status", "--path", store.path)
+            result = run("status", store.path)
             assert result.exit_code == 1
             assert "the last good rules are in force: memory.toml can't be read: ConnectionError: redis://me:***@" in (
                 result.stdout
             )
-            document = json.loads(run("status", "--path", store.path, "--json").stdout)
+            document = json.loads(run("status", store.path, "--json").stdout)
             assert document["limits"] == {"api": {"allowed": 5, "denied": 2}}
             assert document["rules_version"] == 1
     assert run("status").exit_code == 2
-    result = run("status", "--path", tmp_path / "none")
+    result = run("status", tmp_path / "none")
     assert (result.exit_code, result.stderr.startswith(f"{tmp_path / 'none'}: found no such file")) == (2, True)
+
+
+def test_publish_keeps_the_readers_of_a_file(tmp_path: Path) -> None:
+    file, target, new = (tmp_path / name for name in ("source.toml", "limits.toml", "new.toml"))
+    for path in (file, target):
+        path.write_text(FILE)
+    target.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(target, 12345, 12346)
+    before, other = target.stat(), file.stat()
+    for path in (target, new):
+        assert run("publish", file, path).exit_code == 0
+    after = target.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+    # One of this user, by its umask.
+    assert new.stat().st_mode == other.st_mode
+    assert sorted(tmp_path.iterdir()) == [target, new, file]
 
 
 def test_publish_checks_first(tmp_path: Path) -> None:

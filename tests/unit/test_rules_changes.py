@@ -288,6 +288,33 @@ def test_a_process_that_starts_later_counts_as_the_others(changing: Callable[[st
     assert one.allowed() == 1
 
 
+def test_a_limit_goes_on_after_a_version_that_cannot_be_used(changing: Callable[[str], Changing], store: Store) -> None:
+    first = document("10/hour", on_change='"reset"')
+    one = changing(document("9/hour"))
+    one.change(first)
+    one.use(10)
+    one.live.close()
+    tiers = TextSource(first.replace("version = 1\n", 'version = 1\ntiers = ["pro"]\n') + 'tier = ["pro"]\n')
+    LiveRules(tiers, store=store, interval=NEVER, tier=lambda request: "pro").close()
+    # The application has gone back to a version without tiers.
+    other = changing(first)
+    assert other.live.status().version == 4
+    assert other.allowed() == 0
+
+
+def test_shares_are_brought_by_the_time_of_the_limits(store: Store, clock: ManualClock) -> None:
+    clock.advance(10**6)
+    with Store.private(keys=100, clock=ManualClock()) as host:
+        source = TextSource(document("100/hour"))
+        with LiveRules(source, store=store, host=host, interval=NEVER) as live:
+            site = Site("wsgi", live)
+            for _ in range(100):
+                assert site.request().status == 200
+            source.text = document("50/hour", on_change='"share"')
+            live.step()
+            assert site.request().status == 429
+
+
 def test_names_of_limiters_in_fields_and_counts_stay(changing: Callable[[str], Changing], store: Store) -> None:
     one = changing(document("100/hour"))
     one.change(document("10/hour", on_change='"reset"'))
@@ -337,7 +364,7 @@ def test_a_crash_before_the_mark_charges_once_more(
 
     class Marks:
         def __init__(self, marks: Any) -> None:
-            self.peek, self.allow = marks.peek, crash
+            self.peek, self.hit = marks.peek, crash
 
     with monkeypatch.context() as patch:
         patch.setattr(carrying._Link, "bring", lambda link, key, marks: bring(link, key, Marks(marks)))
@@ -345,6 +372,23 @@ def test_a_crash_before_the_mark_charges_once_more(
             one.site.request()
     # 4 twice.
     assert one.allowed() == 2
+
+
+def test_a_full_store_without_room_for_a_mark_forgets_no_share(clock: ManualClock) -> None:
+    with Store.private(keys=1, on_full="deny", clock=clock) as store:
+        one = Changing(store, document("2/hour", algorithm="fixed-window"))
+        clients = [f"192.0.2.{number}" for number in range(200)]
+        for client in clients:
+            one.use(2, client)
+        one.change(document("1/hour", algorithm="fixed-window", on_change='"share"'))
+        others = FixedWindow(store, "others", "1/hour")
+        held = [number for number in range(20_000) if others.allow(number)]
+        for client in clients:
+            # Now and then a cell for a share, and none for its mark.
+            others.reset(held.pop())
+            assert one.allowed(client) == 0
+        assert store.stats().limiters[MARKS].full > 0
+        one.live.close()
 
 
 def test_a_ban_outlasts_a_reset(store: Store) -> None:

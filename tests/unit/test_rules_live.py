@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rule_files import FILE, LIMITS
@@ -16,11 +19,13 @@ from web_requests import HeldRequests, Kind, Site, call_wsgi, wsgi_environ
 from forebay import InvalidLimiter, InvalidRuleFile, Store, TokenBucket
 from forebay.contrib.views import rules_of
 from forebay.rules import FileSource, LiveRules, Source
+from forebay.rules.live.publication import Board, UnreadableRules
 from forebay.testing import ManualClock
 from forebay.web import Gate, Rule, WSGIMiddleware
 from forebay.web.live_gate import LiveGate, gate_of
 
 NEVER = "10 hours"
+TIERS = FILE.replace("version = 1\n", 'version = 1\ntiers = ["pro"]\n') + 'tier = ["pro"]\n'
 
 
 class TextSource(Source):
@@ -174,12 +179,11 @@ def test_a_tier_that_is_awaited_is_awaited_in_every_version(live_rules: Callable
         await asyncio.sleep(0)
         return "pro"
 
-    tiers = FILE.replace("version = 1\n", 'version = 1\ntiers = ["pro"]\n') + 'tier = ["pro"]\n'
     source = TextSource(FILE)
     live = live_rules(source, tier=tier)
     site = Site("asgi", live)
     assert gate_of(live, in_loop=True).is_awaited
-    for text, rate in ((FILE, 5), (tiers.replace("5/", "6/"), 6), (FILE, 5)):
+    for text, rate in ((FILE, 5), (TIERS.replace("5/", "6/"), 6), (FILE, 5)):
         source.text = text
         live.step()
         assert site.request()["ratelimit-policy"] == f'"api";q={rate};w=3600'
@@ -214,6 +218,21 @@ def test_a_file_counts_once_two_readings_are_the_same(tmp_path: Path, live_rules
         assert policy(site) == '"api";q=5;w=3600'
     live.step()
     assert policy(site) == '"api";q=7;w=3600'
+
+
+def test_a_file_that_is_being_written_at_a_start_does_not_count(
+    tmp_path: Path, live_rules: Callable[..., LiveRules], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(FILE)
+    live_rules(FileSource(path))
+    path.write_text(FILE.replace("5/", "6/"))
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.rules.live.live_rules.time.sleep", lambda s: path.write_text(FILE.replace("5/", "7/")))
+        live = live_rules(FileSource(path))
+    assert live.status().published == 1
+    live = live_rules(FileSource(path))
+    assert policy(Site("wsgi", live)) == '"api";q=7;w=3600'
 
 
 def test_a_link_is_replaced(tmp_path: Path, live_rules: Callable[..., LiveRules]) -> None:
@@ -266,6 +285,94 @@ def test_a_bad_source_leaves_the_last_good_rules(
     assert "readable and valid again" in caplog.text
 
 
+def test_a_document_that_no_file_could_take_is_published_later(
+    live_rules: Callable[..., LiveRules], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = TextSource(FILE)
+    live = live_rules(source)
+    site = Site("wsgi", live)
+    source.text = FILE.replace("5/", "6/")
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "publish", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        for _ in range(3):
+            live.step()
+        assert "memory.toml can't be put in force: OSError: [Errno 28] No space" in str(live.status().error)
+        assert policy(site) == '"api";q=5;w=3600'
+    live.step()
+    assert policy(site) == '"api";q=6;w=3600'
+    assert live.status().error is None
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+def test_a_version_that_could_not_be_read_is_read_again(
+    store: Store,
+    live_rules: Callable[..., LiveRules],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    live = live_rules(TextSource(FILE))
+    site = Site("wsgi", live)
+    live_rules(TextSource(FILE.replace("5/", "6/")))
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "read", Mock(side_effect=UnreadableRules("Too many open files")))
+        for _ in range(3):
+            assert policy(site) == '"api";q=5;w=3600'
+            live.step()
+        assert "version 2 of the rules can't be used here: Too many" in str(live.status().process_error)
+    live.step()
+    assert policy(site) == '"api";q=6;w=3600'
+    assert live.status().process_error is None
+    assert caplog.text.count("version 2 of the rules can't be used here") == 1
+
+
+def test_the_status_has_the_reason_of_now(live_rules: Callable[..., LiveRules]) -> None:
+    source = TextSource(FILE)
+    live = live_rules(source)
+    for text, reason in (("nonsense", "holds what can't"), (None, "can't be read"), ("nonsense", "holds what can't")):
+        source.text = text
+        live.step()
+        assert reason in str(live.status().error)
+
+
+def test_a_process_that_cannot_use_the_version_in_force_leaves_the_loading_to_others(
+    live_rules: Callable[..., LiveRules], caplog: pytest.LogCaptureFixture
+) -> None:
+    old = live_rules(TextSource(FILE))
+    site = Site("wsgi", old)
+    source = TextSource(TIERS)
+    new = live_rules(source, tier=lambda request: "pro")
+    old.step()
+    assert "version 2 of the rules can't be used here" in str(old.status().process_error)
+    source.text = TIERS.replace("5/", "6/")
+    new.step()
+    assert new.status().published == 3
+    old.step()
+    assert policy(site) == '"api";q=5;w=3600'
+    # A start can go on from what it has itself.
+    new.close()
+    caplog.clear()
+    assert policy(Site("wsgi", live_rules(TextSource(FILE.replace("5/", "8/"))))) == '"api";q=8;w=3600'
+    assert "version 3 of the rules can't be used here" in caplog.text
+    assert policy(site) == '"api";q=8;w=3600'
+
+
+def test_an_older_deployment_publishes_nothing_over_a_newer_one(live_rules: Callable[..., LiveRules]) -> None:
+    """Each has a file of its own. The last process of the older one becomes the loader."""
+    loader = live_rules(TextSource(FILE))
+    loader.step()
+    source = TextSource(FILE)
+    older = live_rules(source)
+    loader.close()
+    newer = live_rules(TextSource(FILE.replace("5/", "6/")))
+    older.step()
+    assert policy(Site("wsgi", newer)) == '"api";q=6;w=3600'
+    assert "memory.toml holds a document that was in force before that of process" in str(newer.status().error)
+    source.text = FILE.replace("5/", "7/")
+    older.step()
+    assert policy(Site("wsgi", newer)) == '"api";q=7;w=3600'
+    assert newer.status().error is None
+
+
 def test_rules_that_fit_no_gate_are_not_published(live_rules: Callable[..., LiveRules]) -> None:
     source = TextSource(FILE)
     live = live_rules(source)
@@ -308,6 +415,7 @@ def test_a_start_with_other_rules_publishes_them(live_rules: Callable[..., LiveR
         ({"source": "limits.toml"}, "source is a FileSource"),
         ({"store": "shm:///x"}, "store is a store"),
         ({"interval": "1 ms"}, "interval is at least 10 ms"),
+        ({"interval": "1000 years"}, "at most a day, not '1000 years'"),
         ({"interval": "soon"}, "interval is"),
         ({"tier": 5}, "tier is a callable"),
         ({"host": 5}, "give a Store, host="),
@@ -316,6 +424,28 @@ def test_a_start_with_other_rules_publishes_them(live_rules: Callable[..., LiveR
 def test_wrong_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LiveRules(options.pop("source", TextSource(FILE)), **{"store": store, **options})
+
+
+def test_a_request_goes_on_without_a_thread(
+    live_rules: Callable[..., LiveRules], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = live_rules(TextSource(FILE))
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
+        assert policy(Site("wsgi", live)) == '"api";q=5;w=3600'
+    assert "this process has no thread for live rules, and only follows others: can't start new thread" in caplog.text
+
+
+def test_rules_that_are_let_go_load_no_more(store: Store) -> None:
+    live = LiveRules(TextSource(FILE), store=store, interval=NEVER)
+    live.step()
+    del live
+    gc.collect()
+    source = TextSource(FILE)
+    with LiveRules(source, store=store, interval=NEVER) as live:
+        source.text = FILE.replace("5/", "9/")
+        live.step()
+        assert live.status().published == 2
 
 
 def test_rules_in_code_are_as_before(store: Store) -> None:

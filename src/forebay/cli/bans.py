@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from forebay.extras import Needs
@@ -18,11 +19,13 @@ from forebay.cli.survey import path_of_store
 from forebay.core.kinds import MinInterval
 from forebay.errors import ForebayError, InvalidLimiter, InvalidRate
 from forebay.rate import as_period_ns
+from forebay.segment.limiter_list import encode_limiter_name
 from forebay.store import Store
+from forebay.web.bans import names_of_limiters
 
 __all__ = ["ban_command", "unban_command"]
 
-ENDING: Final = " bans"
+ENDING: Final = names_of_limiters("")[0]
 ATTEMPTS: Final = 100
 
 ban_option = click.option("--ban", "ban", metavar="NAME", help="The Ban's name; needed if the store has several.")
@@ -109,20 +112,21 @@ def _bans(store: Store, ban: str | None, lasts: str) -> tuple[str, Any]:
     """The name of a Ban of the store, and its limiter for bans that last so long. Raises ``InvalidLimiter``."""
     # See forebay.web.bans: a ban is a minimum interval, whose state is the time at which the ban ends.
     listed = list(store.attachment.limiters().values())
-    known = [
-        name.removesuffix(ENDING)
-        for name, algorithm in listed
-        if algorithm == "MinInterval"
-        and name.endswith(ENDING)
-        and (f"{name.removesuffix(ENDING)} denials", "FixedWindow") in listed
-    ]
+    # A long name is listed by its beginning, so its ban has to be named.
+    names = [name.removesuffix(ENDING) for name, _ in listed if name.endswith(ENDING) and name != ENDING]
+    known = [name for name in names if _has_ban(listed, name)]
     if ban is None and len(known) == 1:
         ban = known[0]
-    if ban not in known:
-        names = ", ".join(map(repr, known)) or "none"
+    if ban is None or not _has_ban(listed, ban):
+        shown = ", ".join(map(repr, known)) or "none"
         what = "name one of its bans by --ban" if ban is None else f"there is no Ban {ban!r}"
-        raise InvalidLimiter(f"{store.path}: {what}; its bans: {names}")
-    return ban, MinInterval(store, f"{ban}{ENDING}", lasts)
+        raise InvalidLimiter(f"{store.path}: {what}; its bans: {shown}")
+    return ban, MinInterval(store, names_of_limiters(ban)[0], lasts)
+
+
+def _has_ban(listed: Sequence[tuple[str, str]], name: str) -> bool:
+    bans, denials = (encode_limiter_name(limiter).decode() for limiter in names_of_limiters(name))
+    return (bans, "MinInterval") in listed and (denials, "FixedWindow") in listed
 
 
 def _report(name: str, ban: str, key: object, as_json: bool, seconds: float, was_banned: bool = True) -> None:

@@ -3,58 +3,56 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from datetime import UTC
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from forebay.extras import Needs
 
 with Needs("cli", __name__):
     import click
 
-from forebay.cli.printing import consoles, printable
-from forebay.errors import ForebayError, InvalidLimiter, InvalidRuleFile
+from forebay.cli.options import as_json_option, directory_option, store_argument
+from forebay.cli.printing import consoles, print_error, print_json, printable, refusals
+from forebay.cli.survey import path_of_store
+from forebay.errors import InvalidLimiter, InvalidRuleFile
+from forebay.store import Store
 
 __all__ = ["promote_command", "publish_command", "status_command"]
 
-VERSION: Final = 1
-
 
 @click.command("status")
-@click.argument("name", required=False)
-@click.option("--path", type=click.Path(path_type=Path), help="The segment's file, instead of its name.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def status_command(name: str | None, path: Path | None, as_json: bool) -> None:
+@store_argument()
+@directory_option
+@as_json_option
+def status_command(name: str, directory: str | None, as_json: bool) -> None:
     """Show which live rules the store NAME has, who loads them, what is wrong, and what each limit has decided.
 
-    Counts of a rule in the shadow are what it would have decided. Exits with 0, with 1 if the source isn't in force,
-    with 2 if there are no live rules.
+    Counts of a rule in the shadow are what it would have decided. A NAME with a slash is a file's path. Exits with 0,
+    with 1 if the source isn't in force, with 2 if there are no live rules.
     """
-    if (name is None) == (path is None):
-        raise click.UsageError("give a store's NAME or --path FILE")
-    console, errors = consoles()
-    say = functools.partial(console.print, soft_wrap=True)
-    try:
-        status = _status(name, path)
-    except (ForebayError, ImportError, OSError, ValueError) as error:
-        errors.print(printable(str(error)))
-        sys.exit(2)
-    if as_json:
-        print(json.dumps({"version": VERSION, **status}, indent=1))
-    else:
-        say(printable(f"version {status['rules_version']}, from {status['source']}, since {status['since']}"))
-        checked = status["checked_ago"]
-        by = "no process loads them" if status["loader"] is None else f"loaded by process {status['loader']}"
-        say(f"{by}{'' if checked is None else f', which read the source {checked:.1f} s ago'}")
-        for limit, counts in status["limits"].items():
-            say(printable(f"  {limit}: allowed: {counts['allowed']}, denied: {counts['denied']}"))
-        if status["error"]:
-            for line in f"the last good rules are in force: {status['error']}".split("\n"):
-                say(printable(line))
+    with refusals():
+        status = _status(path_of_store(name, directory))
+        if as_json:
+            print_json(**status)
+        else:
+            _print(status)
     sys.exit(1 if status["error"] else 0)
+
+
+def _print(status: dict[str, Any]) -> None:
+    say = functools.partial(consoles()[0].print, soft_wrap=True)
+    say(printable(f"version {status['rules_version']}, from {status['source']}, since {status['since']}"))
+    checked = status["checked_ago"]
+    by = "no process loads them" if status["loader"] is None else f"loaded by process {status['loader']}"
+    say(f"{by}{'' if checked is None else f', which read the source {checked:.1f} s ago'}")
+    for limit, counts in status["limits"].items():
+        say(printable(f"  {limit}: allowed: {counts['allowed']}, denied: {counts['denied']}"))
+    if status["error"]:
+        for line in f"the last good rules are in force: {status['error']}".split("\n"):
+            say(printable(line))
 
 
 @click.command("publish")
@@ -117,25 +115,19 @@ def _syntax_of(name: str) -> str:
 
 
 def _run(work: Callable[[], str]) -> None:
-    console, errors = consoles()
     try:
-        console.print(printable(work()), soft_wrap=True)
-    except InvalidRuleFile as error:
-        for line in str(error).split("\n"):
-            errors.print(printable(line))
-        sys.exit(1)
+        consoles()[0].print(printable(work()), soft_wrap=True)
     except Exception as error:
         # A driver raises errors of its own.
-        errors.print(printable(str(error)))
-        sys.exit(2)
+        print_error(error)
+        sys.exit(1 if isinstance(error, InvalidRuleFile) else 2)
 
 
-def _status(name: str | None, path: Path | None) -> dict[str, Any]:
+def _status(path: str) -> dict[str, Any]:
     from forebay.rules.live.loader import read_note
     from forebay.rules.live.publication import Board, UnreadableRules
-    from forebay.store import Store
 
-    with Store.attach(name, path=path) as store:
+    with Store.attach(path=path) as store:
         board = Board(store)
         version = board.version
         if not version:

@@ -16,9 +16,9 @@ with Needs("cli", __name__):
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, InvalidRuleFile
 
-__all__ = ["consoles", "counted", "plain_table", "print_json", "printable", "progress_on", "refusals"]
+__all__ = ["consoles", "counted", "plain_table", "print_error", "print_json", "printable", "progress_on", "refusals"]
 
 VERSION: Final = 1
 
@@ -56,8 +56,14 @@ def refusals() -> Iterator[None]:
         sys.stdout.flush()
     except (ForebayError, ImportError, OSError, ValueError) as error:
         # An OSError, too: a directory that can't be read, or an output that takes nothing.
-        consoles()[1].print(printable(str(error)))
+        print_error(error)
         sys.exit(2)
+
+
+def print_error(error: Exception) -> None:
+    """Print an error to standard error, of a rule file a line for each problem."""
+    for line in str(error).split("\n") if isinstance(error, InvalidRuleFile) else [str(error)]:
+        consoles()[1].print(printable(line))
 
 
 def counted(number: int, what: str, plural: str = "") -> str:

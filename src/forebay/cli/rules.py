@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote
 
 from forebay.extras import Needs
@@ -19,12 +19,11 @@ with Needs("cli", __name__):
     from rich.console import Console
 
 from forebay.cli.live_rules import promote_command, publish_command, status_command
-from forebay.cli.printing import consoles, printable
-from forebay.errors import ForebayError, InvalidRuleFile
+from forebay.cli.options import as_json_option
+from forebay.cli.printing import consoles, print_error, print_json, printable, refusals
+from forebay.errors import InvalidRuleFile
 
 __all__ = ["command"]
-
-VERSION: Final = 1
 
 
 @click.group("rules")
@@ -34,50 +33,47 @@ def command() -> None:
 
 @command.command("check")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@as_json_option
 def check_command(file: Path, as_json: bool) -> None:
     """Find every problem of the rule file FILE, with its line and column.
 
     Opens no store: only load_rules() can find what the store itself would refuse. Exits with 0 if the file is valid,
     with 1 if it has problems, with 2 if it can't be read.
     """
-    console, errors = consoles()
-    say = functools.partial(console.print, soft_wrap=True)
-    try:
-        spec, _, _ = _checked(file, None, None)
-    except InvalidRuleFile as error:
+    say = functools.partial(consoles()[0].print, soft_wrap=True)
+    with refusals():
+        try:
+            spec, _, _ = _checked(file, None, None)
+        except InvalidRuleFile as error:
+            if as_json:
+                problems = [{"line": one.line, "column": one.column, "message": one.message} for one in error.problems]
+                print_json(problems=problems)
+            else:
+                for line in str(error).split("\n"):
+                    say(printable(line))
+            sys.exit(1)
+        now = datetime.now(UTC)
+        ended = [
+            {"rule": rule.name, "override": number, "until": override.until.isoformat()}
+            for rule in spec.rules
+            for number, override in enumerate(rule.overrides)
+            if override.until <= now
+        ]
+        denies = spec.deny or []
+        ended_lists = [
+            {"deny": one.name, "until": one.until.isoformat()} for one in denies if one.until and one.until <= now
+        ]
         if as_json:
-            problems = [{"line": one.line, "column": one.column, "message": one.message} for one in error.problems]
-            print(json.dumps({"version": VERSION, "problems": problems}, indent=1))
-        else:
-            for line in str(error).split("\n"):
-                say(printable(line))
-        sys.exit(1)
-    except (ForebayError, ImportError, OSError) as error:
-        errors.print(printable(str(error)))
-        sys.exit(2)
-    now = datetime.now(UTC)
-    ended = [
-        {"rule": rule.name, "override": number, "until": override.until.isoformat()}
-        for rule in spec.rules
-        for number, override in enumerate(rule.overrides)
-        if override.until <= now
-    ]
-    denies = spec.deny or []
-    ended_lists = [
-        {"deny": one.name, "until": one.until.isoformat()} for one in denies if one.until and one.until <= now
-    ]
-    if as_json:
-        counts: dict[str, Any] = {"limits": len(spec.limits), "rules": len(spec.rules), "deny": len(denies)}
-        counts |= {"ended_overrides": ended, "ended_deny": ended_lists}
-        print(json.dumps({"version": VERSION, "problems": [], **counts}, indent=1))
-        return
-    lists = f", deny lists: {len(denies)}" if denies else ""
-    say(f"{printable(str(file))} is valid: limits: {len(spec.limits)}, rules: {len(spec.rules)}{lists}")
-    for one in ended_lists:
-        say(printable(f"deny list {one['deny']!r} has ended, at {one['until']}"))
-    for one in ended:
-        say(printable(f"rule {one['rule']!r}: overrides[{one['override']}] has ended, at {one['until']}"))
+            counts: dict[str, Any] = {"limits": len(spec.limits), "rules": len(spec.rules), "deny": len(denies)}
+            counts |= {"ended_overrides": ended, "ended_deny": ended_lists}
+            print_json(problems=[], **counts)
+            return
+        lists = f", deny lists: {len(denies)}" if denies else ""
+        say(f"{printable(str(file))} is valid: limits: {len(spec.limits)}, rules: {len(spec.rules)}{lists}")
+        for one in ended_lists:
+            say(printable(f"deny list {one['deny']!r} has ended, at {one['until']}"))
+        for one in ended:
+            say(printable(f"rule {one['rule']!r}: overrides[{one['override']}] has ended, at {one['until']}"))
 
 
 @command.command("explain")
@@ -87,7 +83,7 @@ def check_command(file: Path, as_json: bool) -> None:
 @click.option("--header", "headers", metavar="'NAME: VALUE'", multiple=True, help="Repeatable.")
 @click.option("--tier", help="The tier that the application names.")
 @click.option("--user", help="The user that the application names.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@as_json_option
 def explain_command(
     file: Path,
     request: str,
@@ -103,46 +99,36 @@ def explain_command(
     Charges nothing, and opens no store. Exits with 0, with 1 if the file has problems, with 2 if the request can't be
     explained.
     """
-    from forebay.web.client import UnknownPeer
-
-    console, errors = consoles()
-    try:
+    with refusals():
         from forebay.rules.explanation import explain
+        from forebay.web.client import UnknownPeer
 
-        spec, built = _checked(file, tier, user)[::2]
-        if spec.tiers and tier is None:
-            raise click.UsageError(f"the file has tiers: give --tier, one of {', '.join(spec.tiers)}")
-        asked = _request(request, client, headers)
-        explained = explain(built, asked)
-    except InvalidRuleFile as error:
-        for line in str(error).split("\n"):
-            errors.print(printable(line))
-        sys.exit(1)
-    except UnknownPeer:
-        errors.print("the rules need the client's address: give --client, such as --client 192.0.2.1")
-        sys.exit(2)
-    except (ForebayError, ImportError, OSError) as error:
-        errors.print(printable(str(error)))
-        sys.exit(2)
-    if as_json:
-        rules = [{**dataclasses.asdict(one), "until": one.until and one.until.isoformat()} for one in explained]
-        shown = {"method": asked.method, "path": asked.path, "client": client}
-        print(json.dumps({"version": VERSION, "request": shown, "rules": rules}, indent=1))
-    else:
-        _print(explained, console)
+        try:
+            spec, _, built = _checked(file, tier, user)
+            if spec.tiers and tier is None:
+                raise click.UsageError(f"the file has tiers: give --tier, one of {', '.join(spec.tiers)}")
+            asked = _request(request, client, headers)
+            explained = explain(built, asked)
+        except InvalidRuleFile as error:
+            print_error(error)
+            sys.exit(1)
+        except UnknownPeer:
+            raise ValueError("the rules need the client's address: give --client, such as --client 192.0.2.1") from None
+        if as_json:
+            rules = [{**dataclasses.asdict(one), "until": one.until and one.until.isoformat()} for one in explained]
+            shown = {"method": asked.method, "path": asked.path, "client": client}
+            print_json(request=shown, rules=rules)
+        else:
+            _print(explained, consoles()[0])
 
 
 @command.command("schema")
 def schema_command() -> None:
     """Print the JSON schema of rule files, for editors."""
-    _, errors = consoles()
-    try:
+    with refusals():
         from forebay.rules.model import json_schema
 
         print(json.dumps(json_schema(), indent=1))
-    except ImportError as error:
-        errors.print(printable(str(error)))
-        sys.exit(2)
 
 
 for _live in (status_command, publish_command, promote_command):

@@ -2,17 +2,17 @@
 
 A segment has its limiters' names and algorithms, but not their limits. ``TokenBucket``, ``LeakyBucket`` and
 ``MinInterval`` keep a time, from which the key is as if it had never been seen; it can be read without their rate. The
-key of a window contains its period, so a window can be found only by the limit in a rule file. ``Credits`` have no
-parameter.
+key of a window contains its period, so a window can be found only by its limit: that of live rules, or of a rule file.
+``Credits`` have no parameter.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.core.kinds import Credits, LeakyBucket, MinInterval, TokenBucket
 from forebay.core.table.keys import Key
@@ -21,7 +21,12 @@ from forebay.segment import layout
 from forebay.segment.limiter_list import ALGORITHM_NAMES, encode_limiter_name
 from forebay.store import Store
 
-__all__ = ["Addressed", "KeyState", "Rules", "addressed", "read_rules", "state_of"]
+if TYPE_CHECKING:
+    from forebay.core.decision import Decision
+    from forebay.rules.live.standing import Standing
+    from forebay.rules.model import Limit
+
+__all__ = ["Addressed", "KeyState", "Rules", "addressed", "live_rules", "read_rules", "state_of"]
 
 # Any rate and burst will do: a key's time doesn't depend on them.
 _BY_NAME: Final[Mapping[str, Any]] = {
@@ -29,27 +34,57 @@ _BY_NAME: Final[Mapping[str, Any]] = {
     "LeakyBucket": lambda store, name: LeakyBucket(store, name, "1/second", capacity=1),
     "MinInterval": lambda store, name: MinInterval(store, name, "1 second"),
 }
+SHARE: Final = "the share of its former limit is charged by its next request"
 _PREPAID: Final = ALGORITHM_NAMES[layout.ALGORITHM_CREDITS]
 _WITHOUT_KEYS: Final = ALGORITHM_NAMES[layout.ALGORITHM_SHEDDER]
 
 
+Listed: TypeAlias = tuple[str, str]
+"""A limiter as the segment lists it: its name, which may be cut, and its algorithm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The limits of a rule file, by name, and its client."""
+    """The limits of a document, and its client."""
 
-    limits: Mapping[str, Any]
+    limits: Mapping[Listed, tuple[str, Limit]]
+    """Each with its whole name."""
     client: Any
     """The ``ClientAddress`` by which it reduces addresses."""
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    """Where limits of live rules count, by whole name."""
 
 
 def read_rules(file: Path) -> Rules:
     """Raises ``InvalidRuleFile``, ``OSError``, and ``ImportError`` without the extra ``forebay[rules]``."""
+    return _rules(str(file), file.read_bytes(), {})
+
+
+def live_rules(store: Store) -> Rules | None:
+    """The live rules of a store, if it has any. Raises ``UnreadableRules``, and as ``read_rules``."""
+    if not store.segment.rules_version():
+        return None
+    from forebay.rules.live.publication import Board
+
+    board = Board(store)
+    published = board.read(board.version)
+    return _rules(published.name, published.document, published.limits)
+
+
+def _rules(name: str, document: bytes, standings: Mapping[str, Standing]) -> Rules:
     from forebay.rules.building import client_of
     from forebay.rules.keys import Functions
     from forebay.rules.loading import check
 
-    spec, _, _ = check(str(file), file.read_bytes(), Functions(lambda request: "", lambda request: None))
-    return Rules(spec.limits, client_of(spec))
+    spec, _, _ = check(name, document, Functions(lambda request: "", lambda request: None))
+    # A former limit of another algorithm is listed beside the one of now.
+    former = [(each, one.limit) for each, standing in standings.items() for one in standing.former]
+    limits = {_listed(each, limit): (each, limit) for each, limit in (*former, *spec.limits.items())}
+    return Rules(limits, client_of(spec), standings)
+
+
+def _listed(name: str, limit: Limit) -> Listed:
+    return encode_limiter_name(name).decode(), type(limit).__name__.removesuffix("Limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +99,46 @@ class Addressed:
     """Whether the object has the limiter's limit. Else only the time in a key's state is right."""
     reason: str
     """Why there is no object, or what it doesn't find; may be empty."""
+    generation: int = 0
+    """That of the keys' cells: see ``forebay.rules.live.standing``."""
+    former: Sequence[tuple[Any, int]] = ()
+    """The limiters of before whose keys bring their shares, and their generations."""
+
+    def peek(self, key: Key) -> Decision:
+        return _peek(self.limiter, key, self.generation)
+
+    def has_use_of_before(self, key: Key) -> bool:
+        """Whether the key has used a part of a former limit."""
+        found = [_peek(limiter, key, generation) for limiter, generation in self.former]
+        return any(decision.remaining < decision.limit for decision in found)
+
+    def reset(self, key: Key) -> None:
+        for limiter, generation in (*self.former, (self.limiter, self.generation)):
+            limiter.reset(_counted(key, generation))
 
     @property
     def can_be_reset(self) -> bool:
         return self.limiter is not None and self.algorithm != _PREPAID
 
 
-def addressed(store: Store, rules: Rules | None, names: Sequence[str]) -> list[Addressed]:
-    """The limiters of a store, all or those of these names. Raises ``InvalidLimiter`` for an unknown name."""
+def _peek(limiter: Any, key: Key, generation: int) -> Decision:
+    decision: Decision = limiter.peek(_counted(key, generation))
+    return decision
+
+
+def _counted(key: Key, generation: int) -> Any:
+    if not generation:
+        return key
+    from forebay.rules.live.carrying import counted
+
+    return counted(key, generation)
+
+
+def addressed(store: Store, rules: Rules | None, live: Rules | None, names: Sequence[str]) -> list[Addressed]:
+    """The limiters of a store, all or those of these names. Raises ``InvalidLimiter`` for an unknown name.
+
+    `rules` has their limits. `live` are the live rules of the store, which say where limits count.
+    """
     listed = [one for one in store.attachment.limiters().values() if one[1] != _WITHOUT_KEYS]
     wanted = {encode_limiter_name(name).decode() for name in names}
     unknown = wanted - {name for name, _ in listed}
@@ -82,14 +149,34 @@ def addressed(store: Store, rules: Rules | None, names: Sequence[str]) -> list[A
         # The names are those that the processes have chosen, and memory keeps its size.
         warnings.simplefilter("ignore", LimiterNameWarning)
         warnings.simplefilter("ignore", SegmentSizeWarning)
-        return [_addressed(store, rules, *one) for one in listed if not wanted or one[0] in wanted]
+        found = [_addressed(store, rules, *one) for one in listed if not wanted or one[0] in wanted]
+        return _placed(store, live, found) if live else found
+
+
+def _placed(store: Store, live: Rules, found: Iterable[Addressed]) -> list[Addressed]:
+    """The limiters, with the cells in which their keys are by live rules, and without the one that has marks only."""
+    from forebay.rules.live.carrying import MARKS
+
+    return [_in_cells(store, live, one) for one in found if one.name != MARKS]
+
+
+def _in_cells(store: Store, live: Rules, one: Addressed) -> Addressed:
+    if one.limiter is None or (one.name, one.algorithm) not in live.limits:
+        return one
+    name, limit = live.limits[one.name, one.algorithm]
+    standing = live.standings.get(name)
+    if standing is None:
+        return one
+    for each in standing.former:
+        if each.limit is limit:
+            return replace(one, generation=each.generation)
+    former = [(_limiter(store, name, each.limit), each.generation) for each in standing.former]
+    return replace(one, generation=standing.generation, former=former)
 
 
 def _addressed(store: Store, rules: Rules | None, name: str, algorithm: str) -> Addressed:
-    for limit_name, limit in (rules.limits if rules else {}).items():
-        kind = type(limit).__name__.removesuffix("Limit")
-        if kind == algorithm and encode_limiter_name(limit_name).decode() == name:
-            return _by_limit(store, limit_name, algorithm, limit)
+    if rules and (name, algorithm) in rules.limits:
+        return _by_limit(store, *rules.limits[name, algorithm], algorithm)
     if algorithm == _PREPAID:
         return Addressed(name, algorithm, Credits(store, name), True, "")
     if algorithm in _BY_NAME:
@@ -105,15 +192,17 @@ def _addressed(store: Store, rules: Rules | None, name: str, algorithm: str) -> 
     return Addressed(name, algorithm, None, False, reason)
 
 
-def _by_limit(store: Store, name: str, algorithm: str, limit: Any) -> Addressed:
-    from forebay.rules.building import make_limiter, parameters_of
-
+def _by_limit(store: Store, name: str, limit: Limit, algorithm: str) -> Addressed:
     try:
-        return Addressed(
-            name, algorithm, make_limiter(store, name, limit, parameters_of(limit, is_check=False)), True, ""
-        )
+        return Addressed(name, algorithm, _limiter(store, name, limit), True, "")
     except ForebayError as error:
         return Addressed(name, algorithm, None, False, str(error))
+
+
+def _limiter(store: Store, name: str, limit: Limit) -> Any:
+    from forebay.rules.building import make_limiter, parameters_of
+
+    return make_limiter(store, name, limit, parameters_of(limit, is_check=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +235,15 @@ def state_of(one: Addressed, key: Key) -> KeyState:
     """Look at a key. Charges and counts nothing. Raises ``InvalidKey`` and ``SegmentError``."""
     if one.limiter is None:
         return KeyState(one.name, one.algorithm, note=one.reason)
-    decision = one.limiter.peek(key)
+    decision = one.peek(key)
     if one.algorithm == _PREPAID:
         # No time brings more, or takes what is there.
         retry_after = 0.0 if decision.allowed else None
         return KeyState(one.name, one.algorithm, decision.limit, decision.remaining, retry_after, note="prepaid")
     if one.is_exact:
-        return KeyState(
-            one.name, one.algorithm, decision.limit, decision.remaining, decision.retry_after, decision.reset_after
-        )
+        times = decision.retry_after, decision.reset_after
+        note = SHARE if decision.remaining == decision.limit and one.has_use_of_before(key) else ""
+        return KeyState(one.name, one.algorithm, decision.limit, decision.remaining, *times, note)
     if decision.remaining > decision.limit:
         return KeyState(
             one.name, one.algorithm, note=f"{decision.remaining - decision.limit:,} permits above its burst"

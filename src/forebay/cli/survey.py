@@ -56,9 +56,8 @@ def files_in(directory: str) -> list[str]:
         names = os.listdir(directory)
     except OSError:
         return []
-    return [
-        os.path.join(directory, name) for name in sorted(names) if name.startswith(PREFIX) and not is_of_rules(name)
-    ]
+    stores = [name for name in sorted(names) if name.startswith(PREFIX) and not is_of_rules(name)]
+    return [os.path.join(directory, name) for name in stores]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from pathlib import Path
 from typing import Final
 
 from forebay.extras import Needs
@@ -14,8 +14,9 @@ with Needs("cli", __name__):
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.table import Table
 
-from forebay.cli.printing import consoles, counted, printable
-from forebay.errors import ForebayError
+from forebay.cli.options import as_json_option, directory_option, store_argument
+from forebay.cli.printing import consoles, counted, print_json, printable, refusals
+from forebay.cli.survey import path_of_store
 from forebay.verification import Report, verify
 
 __all__ = ["command"]
@@ -25,34 +26,31 @@ SHOWN: Final = 50
 
 
 @click.command("verify", short_help="Check the segment of a store.")
-@click.argument("name", required=False)
-@click.option("--path", type=click.Path(path_type=Path), help="The segment's file, instead of its name.")
-def command(name: str | None, path: Path | None) -> None:
-    """Check every invariant of the segment of the store NAME.
+@store_argument()
+@directory_option
+@as_json_option
+def command(name: str, directory: str | None, as_json: bool) -> None:
+    """Check every invariant of the segment of the store NAME. A NAME with a slash is a file's path.
 
     Only reads; the store may be in use. Exits with 0 if the segment is sound, with 1 if it is damaged, with 2 if it
     can't be read.
     """
-    if (name is None) == (path is None):
-        raise click.UsageError("give a store's NAME or --path FILE")
     console, errors = consoles()
-    try:
-        report = _verify_with_progress(name if path is None else path.absolute(), errors)
-        _print(report, console)
-    except (ForebayError, ValueError, OSError) as error:
-        # An OSError, too: the path is no file, or the output takes nothing.
-        errors.print(printable(str(error)))
-        sys.exit(2)
+    with refusals():
+        report = _verify_with_progress(path_of_store(name, directory), errors)
+        if as_json:
+            print_json(sound=report.sound, **dataclasses.asdict(report))
+        else:
+            _print(report, console)
     sys.exit(0 if report.sound else 1)
 
 
-def _verify_with_progress(name_or_path: str | Path | None, console: Console) -> Report:
-    assert name_or_path is not None
+def _verify_with_progress(path: str, console: Console) -> Report:
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", visible=False, total=None)
         return verify(
-            name_or_path,
+            path,
             progress=lambda done, total: bar.update(task, completed=done, total=total, visible=total >= LARGE),
         )
 

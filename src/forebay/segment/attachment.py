@@ -257,8 +257,11 @@ class Attachment:
         self.check_open()
         encoded = encode_limiter_name(name)
         number = self.segment.limiter_number(encoded, algorithm, add=add and self._may_grow)
-        if add and not self._may_grow and number not in self.limiters():
-            self.refuse_growth(f"no {ALGORITHM_NAMES[algorithm]} {name!r}")
+        if add and not self._may_grow:
+            kind = ALGORITHM_NAMES[algorithm]
+            # Another process may have given the number to another limiter meanwhile.
+            if self.limiters().get(number) != (encoded.decode(), kind):
+                self.refuse_growth(f"no {kind} {name!r}")
         if number < 0:
             raise TooManyLimiters(
                 f"the store {self.label} has all its {layout.LIMITER_CAPACITY} limiters, so there is no place for "

@@ -17,11 +17,11 @@ from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
 from forebay.segment import attachment_locks
 from forebay.segment.header import MAGIC, is_foreign
 
-__all__ = ["RULES", "NameWatch", "is_at", "is_of_rules", "removal_message", "rules_files", "unlink", "unlink_unused"]
+__all__ = ["RULES", "NameWatch", "is_at", "is_of_rules", "removal_message", "unlink", "unlink_unused"]
 
 RULES: Final = ".rules-"
 """In the names of the files of a segment's live rules, behind that of its own file. Their identity follows."""
-_ENDING: Final = re.compile(rf"{re.escape(RULES)}[0-9a-f]{{8}}\.(?:[0-9]+|loader(?:\.[0-9]+)?)\Z")
+_ENDING: Final = re.compile(rf"{re.escape(RULES)}[0-9a-f]{{8}}\.(?:[0-9]+|loader(?:\.new)?)\Z")
 
 
 def is_at(path: str, status: os.stat_result) -> bool:
@@ -37,7 +37,7 @@ def is_of_rules(name: str) -> bool:
     return _ENDING.search(name) is not None
 
 
-def rules_files(path: str) -> list[str]:
+def _rules_files(path: str) -> list[str]:
     """The files of live rules of the segments that are, or were, at the path.
 
     No other file whose name begins like theirs: a store may be named ``shop.rules-2``.
@@ -134,7 +134,7 @@ def unlink(path: str) -> None:
     user, and an empty file, as a killed creator leaves it, are removed if the system permits it.
     """
     # Listed first: from the removal on, a successor may have some.
-    files = rules_files(path)
+    files = _rules_files(path)
     try:
         status = _check_is_segment(path)
         os.unlink(path)
@@ -144,9 +144,9 @@ def unlink(path: str) -> None:
         remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
         expected = f"a file that uid {os.geteuid()} may remove"
         raise SegmentError(path, f"one that can't be removed ({error.strerror})", expected, remedy) from None
-    for rules in files:
+    for file in files:
         with contextlib.suppress(OSError):
-            os.unlink(rules)
+            os.unlink(file)
     for watch in alive_in(_watches):
         watch.expect_removal(status)
 

@@ -26,8 +26,9 @@ request takes what is left and marks nothing: so the key has no permits, and the
 Crash and stall
 ---------------
 A process that is killed between *bring* and *mark* leaves a charge without a mark, so another request brings the share
-once more. A mark that is evicted has the same effect. That denies some requests, and admits none by mistake. A process
-that is stopped between *look* and *bring* finds the mark when it goes on, and returns its charge.
+once more. So does a mark that is evicted, or for which a full store has no room. That denies some requests, and admits
+none by mistake. A process that is stopped between *look* and *bring* finds the mark when it goes on, and returns its
+charge.
 
 Not handled
 -----------
@@ -51,7 +52,7 @@ from forebay.web import ByteRate, Deny, Request, Rule
 from forebay.web.keys import CellKey
 from forebay.web.request import KeyFunction
 
-__all__ = ["carried"]
+__all__ = ["MARKS", "carried", "counted"]
 
 MARKS: Final = "forebay carried"
 """The limiter that has the marks."""
@@ -76,7 +77,7 @@ def carried(rule: Deny | Rule | ByteRate, limits: Mapping[str, Standing], store:
     return replace(rule, key=_CarriedKey(rule.key, standing.generation, links[::-1], store))
 
 
-def _counted(key: Any, generation: int) -> Any:
+def counted(key: Any, generation: int) -> Any:
     """The key by which a limiter counts. No key of a rule file has a number in it."""
     if not generation:
         return key
@@ -98,18 +99,20 @@ class _Link:
         mark = (self.target.name, self.target_generation, *(key if isinstance(key, tuple) else (key,)))
         if not marks.peek(mark).allowed:
             return
-        was = self.source.peek(_counted(key, self.source_generation), 0)
+        was = self.source.peek(counted(key, self.source_generation), 0)
         used = was.limit - was.remaining
         if used <= 0:
             return
-        target = _counted(key, self.target_generation)
+        target = counted(key, self.target_generation)
         fresh = self.target.peek(UNSEEN, 0)
         share = min(-(-used * fresh.limit // was.limit), fresh.remaining)
         charge = self.target.reserve(target, share)
         if not charge:
             self.target.take_up_to(target, share)
-        elif not marks.allow(mark):
-            charge.cancel()
+        else:
+            marked = marks.hit(mark)
+            if not marked.allowed and not marked.full:
+                charge.cancel()
 
 
 class _CarriedKey(CellKey):
@@ -127,4 +130,4 @@ class _CarriedKey(CellKey):
         if self._until_ns and self._store.now_ns() < self._until_ns:
             for link in self._links:
                 link.bring(key, self._marks)
-        return _counted(key, self._generation)
+        return counted(key, self._generation)

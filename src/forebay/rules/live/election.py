@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from forebay._native import native
@@ -16,7 +18,8 @@ PLACE: Final = 2**61
 
 
 class Election:
-    """This process's candidacy. The kernel ends the term of a process that dies, however it dies.
+    """This process's candidacy. The kernel ends the term of a process that dies, however it dies; a term ends with its
+    object, too.
 
     A segment's file has the lock, so the processes of a removed segment and those of its successor have a loader each.
     Without the compiled core no other process has the rules: every process loads its own.
@@ -25,15 +28,16 @@ class Election:
     """
 
     def __init__(self, store: Any) -> None:
-        self._attachment = store.attachment
+        """Raises ``SegmentError`` for a store that this process may only read: it could publish nothing."""
         self._fd: int | None = None
+        self._attachment = store.attachment
+        if native:
+            self._attachment.check_writable()
         self._status: os.stat_result | None = None
-        self.is_won = False
 
     def try_win(self) -> bool:
         """Become the loader, if there is none, or stay it. A process that may not open the file never is."""
         if not native:
-            self.is_won = True
             return True
         if self._own() is None:
             own = self._attachment.own_file()
@@ -43,8 +47,7 @@ class Election:
             self._fd = os.open(f"/proc/self/fd/{own}", os.O_RDWR | os.O_CLOEXEC)
             self._status = os.fstat(self._fd)
         assert self._fd is not None
-        self.is_won = ofd_locks.try_lock(self._fd, PLACE, 1)
-        return self.is_won
+        return ofd_locks.try_lock(self._fd, PLACE, 1)
 
     def give_up(self) -> None:
         """Let another process become the loader."""
@@ -58,9 +61,13 @@ class Election:
         """The parent goes on with its term."""
         self._close()
 
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():  # then the modules that closing needs may be gone, and the kernel closes
+            self._close()
+
     def _close(self) -> None:
         fd = self._own()
-        self.is_won, self._fd = False, None
+        self._fd = None
         if fd is not None:
             os.close(fd)
 

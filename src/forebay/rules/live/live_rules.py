@@ -15,7 +15,7 @@ from forebay.rate import Duration, as_delay_ns
 from forebay.rules.keys import Functions
 from forebay.rules.live.election import Election
 from forebay.rules.live.loader import LiveStatus, Loader, log, read_note
-from forebay.rules.live.publication import Board, Publication
+from forebay.rules.live.publication import Board, Publication, UnreadableRules
 from forebay.rules.live.sources import Source
 from forebay.rules.live.version import Version, make_version
 from forebay.rules.loading import check_functions, check_store
@@ -27,7 +27,10 @@ from forebay.web.live_gate import LiveGate, VersionedRules
 __all__ = ["LiveRules"]
 
 NS: Final = 10**9
+LEAST_S: Final = 0.01
+MOST_S: Final = 86_400.0
 PATIENCE_S: Final = 30.0
+SETTLING_S: Final = 0.05
 
 
 class LiveRules(VersionedRules):
@@ -36,7 +39,7 @@ class LiveRules(VersionedRules):
     * `source`: where the document is, which is as a rule file. It names no store.
     * `store`: where the limits are kept.
     * `tier`, `user`: as in ``load_rules``.
-    * `interval`: the time between two readings of the source, from 10 ms on.
+    * `interval`: the time between two readings of the source, from 10 ms to a day.
     * `host`: the ``Store`` that has the version, for limits over Redis. By default that of the limits. One segment has
       one version, so one document.
 
@@ -72,15 +75,17 @@ class LiveRules(VersionedRules):
                 f"{redacted_repr(store)} has no segment for the version of its rules: give a Store, host="
             )
         self._interval_s = as_delay_ns(interval, "interval is") / NS
-        if self._interval_s < 0.01:
-            raise InvalidLimiter(f"interval is at least 10 ms, not {short_repr(interval)}")
+        if not LEAST_S <= self._interval_s <= MOST_S:
+            raise InvalidLimiter(f"interval is at least 10 ms, and at most a day, not {short_repr(interval)}")
         self._source, self._store, self._functions = source, store, Functions(tier, user)
         self._board, self._election = Board(self._host), Election(self._host)
-        self._loader = Loader(source, self._board, self._election, store, self._functions, self._make)
+        self._loader = Loader(source, self._board, store, self._functions, self._make)
         self._gates: weakref.WeakSet[LiveGate] = weakref.WeakSet()
         self._version: Version | None = None
         self._number = 0
-        """The version that was looked at last."""
+        """The version that was looked at last; 0 if it is looked at again."""
+        self._is_unread = False
+        """Whether that version's file could not be read."""
         self._error: str | None = None
         self._closed = False
         self._begin()
@@ -97,7 +102,7 @@ class LiveRules(VersionedRules):
     def begin_in_child(self) -> None:
         """Go on in a forked child, which has copies of locks in their state, and no threads."""
         self._begin()
-        self._loader.begin_in_child()
+        self._election.begin_in_child()
         for gate in alive_in(self._gates):
             gate.begin_in_child()
 
@@ -127,16 +132,19 @@ class LiveRules(VersionedRules):
                     if self._version is None:
                         raise
                     self.refuse(number, error)
+                    self._is_unread = isinstance(error, UnreadableRules)
                 else:
-                    self._version, self._error = version, None
+                    self._version, self._error, self._is_unread = version, None, False
                 self._number = number
             assert self._version is not None
             return number, self._version.rules
 
     def refuse(self, version: int, error: Exception) -> None:
         """Keep the rules of before, and say so."""
-        self._error = f"version {version} of the rules can't be used here: {error}"
-        log.error("%s\nthis process keeps the rules that it has", self._error)
+        text = f"version {version} of the rules can't be used here: {error}"
+        if text != self._error:
+            log.error("%s\nthis process keeps the rules that it has", text)
+        self._error = text
 
     def add(self, gate: LiveGate) -> None:
         """These rules have one more gate."""
@@ -146,13 +154,19 @@ class LiveRules(VersionedRules):
         """Start this process's thread, at its first request: a server may fork its workers after it made the gate."""
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=_run,
                     args=(weakref.ref(self), self._stop, self._interval_s),
                     name="forebay-rules",
                     daemon=True,
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # The request goes on, and so does the loader, which may be another process.
+                    log.error("this process has no thread for live rules, and only follows others: %s", error)
+                else:
+                    self._thread = thread
 
     # Loading
 
@@ -160,11 +174,18 @@ class LiveRules(VersionedRules):
         """For the thread: read the source if this process is the loader, and take over what is in force."""
         if self._host.closed:
             return
+        with self._lock:
+            if looks_again := self._is_unread:
+                # This process may have had no descriptor left.
+                self._number = 0
         if self._election.try_win():
-            seen, _ = self.in_force()
-            self._loader.step(self._version, seen)
+            number, _ = self.in_force()
+            self._loader.step(self._version, number)
+            if self._version is None or self._version.number != number:
+                # Other processes have their turn: one that can use the version in force goes on from there.
+                self._election.give_up()
         for gate in alive_in(self._gates):
-            if gate.watch.has_news():
+            if looks_again or gate.watch.has_news():
                 gate.refresh()
 
     def _load_first(self) -> None:
@@ -180,6 +201,8 @@ class LiveRules(VersionedRules):
                 return
             if self._board.version:
                 self.in_force()
+                assert self._version is not None
+                self._loader.start_with(self._version.publication.document)
                 return
             if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
                 raise SegmentBusy(
@@ -191,21 +214,21 @@ class LiveRules(VersionedRules):
             time.sleep(0.005)
 
     def _load_as_loader(self) -> None:
-        unusable = None
-        seen = self._board.version
-        if seen:
+        number = self._board.version
+        if number:
             try:
-                seen, _ = self.in_force()
+                number, _ = self.in_force()
             except Exception as error:
-                # As of an older application. The source may have others.
-                unusable = error
-        problem = self._loader.step(self._version, seen, at_once=True)
+                # As that of another application.
+                log.warning("version %d of the rules can't be used here: %s", number, error)
+        problem = self._loader.step(self._version, number, at_once=self._version is None)
         if self._version is None and problem is not None:
             raise problem
-        if self._board.version != self._number or self._version is None:
-            self.in_force()
-        elif unusable is not None and self._version is None:
-            raise unusable
+        if self._loader.has_more:
+            # The second reading of a file. A process may have no thread for it.
+            time.sleep(SETTLING_S)
+            self._loader.step(self._version, number)
+        self.in_force()
 
     def _make(self, publication: Publication) -> Version:
         """A version, for which each gate of this process can be made. Raises what is wrong with it."""

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from forebay.extras import Needs
 from forebay.rules.keys import Functions
-from forebay.rules.live.election import Election
 from forebay.rules.live.publication import Board, Publication, UnreadableRules
 from forebay.rules.live.sources import Source
 from forebay.rules.live.standing import Standing, change_of, standings
 from forebay.rules.live.version import Version, checked_limits
+from forebay.rules.model import Limit
+from forebay.store import Store
 
 with Needs("rules", __name__):
     import msgspec
@@ -68,25 +69,31 @@ class Loader:
         self,
         source: Source,
         board: Board,
-        election: Election,
         store: Any,
         functions: Functions,
         make: Callable[[Publication], Version],
     ) -> None:
-        self._source, self._board, self._election = source, board, election
-        self._store, self._functions, self._make = store, functions, make
-        self._begin()
-
-    def _begin(self) -> None:
+        self._source, self._board, self._store = source, board, store
+        self._functions, self._make = functions, make
         self._handled: bytes | None = None
-        """The document that was published or refused."""
+        """The document that was published or in force at the start, or that no process can use."""
+        self._refusal: str | None = None
+        """Why no process can use it."""
         self._seen: bytes | None = None
         """The document of the last reading, if that was another one."""
         self.error: str | None = None
 
-    def begin_in_child(self) -> None:
-        self._election.begin_in_child()
-        self._begin()
+    @property
+    def has_more(self) -> bool:
+        """Whether the last step has left a document to the next one."""
+        return self._seen is not None and self._seen != self._handled
+
+    def start_with(self, document: bytes) -> None:
+        """The document in force at this process's start.
+
+        It is not published over a newer one: the source of an older deployment may be older, too.
+        """
+        self._handled = document
 
     def step(self, in_force: Version | None, seen: int, *, at_once: bool = False) -> Exception | None:
         """Publish the source's document, if it is another one and good. Returns why not.
@@ -106,43 +113,59 @@ class Loader:
             return error
         if in_force is not None and document == in_force.publication.document:
             # Also after a refused one: the source is as the rules in force again.
-            self._handled, self._seen = document, None
-            self._complain(None, in_force)
+            self._seen = None
+            self._handle(document, None, in_force)
             return None
         if document == self._handled:
+            # Again, after a reading that has failed or has found another one.
+            self._complain(self._refusal or _replaced_by(in_force, seen), in_force)
             return None
         is_settled = at_once or self._source.is_whole or document == self._seen
         self._seen = document
         if not is_settled:
             return None
-        try:
-            version = self._publish(document, in_force, seen)
-        except Exception as error:
-            self._handled = document
-            self._complain(f"holds what can't be used: {_described(error)}", in_force)
-            return error
-        if version is not None:
-            self._handled = document
-            self._complain(None, in_force)
-        return None
-
-    def _publish(self, document: bytes, in_force: Version | None, seen: int) -> int | None:
         if self._board.version != seen:
             # Another process has published since. The next step begins with that.
             return None
-        before: Mapping[str, Standing]
-        if in_force is not None and in_force.number == seen:
-            before = in_force.publication.limits
+        published = in_force.publication if in_force is not None and in_force.number == seen else self._published(seen)
+        if in_force is None:
+            if seen and published is None:
+                log.error("limits that have changed before count as if they had not: version %d can't be read", seen)
         else:
-            # This process can't use what is in force, but its keys' state goes on.
-            published = self._published(seen)
-            before = {} if published is None else published.limits
-            if in_force is not None and published is not None and published.document == document:
-                return seen
-        publication = Publication(self._source.name, self._source.label, os.getpid(), datetime.now(UTC), {}, document)
-        limits = checked_limits(publication.name, document, self._functions, self._store)
+            if published is None:
+                # Without it, it is unknown where limits count. The next step reads it again.
+                return None
+            if published.document == document:
+                # This process can't use it, and others can.
+                self._handle(document, None, in_force)
+                return None
+        try:
+            limits = checked_limits(self._source.name, document, self._functions, self._store)
+        except Exception as error:
+            self._handle(document, f"holds what can't be used: {_described(error)}", in_force)
+            return error
+        try:
+            version = self._publish(document, limits, {} if published is None else published.limits, seen)
+        except Exception as error:
+            # The next step tries again: a file system may be full.
+            self._complain(f"can't be put in force: {_described(error)}", in_force)
+            return error
+        if version is not None:
+            self._handle(document, None, in_force)
+        return None
+
+    def _handle(self, document: bytes, refusal: str | None, in_force: Version | None) -> None:
+        self._handled, self._refusal = document, refusal
+        self._complain(refusal, in_force)
+
+    def _publish(
+        self, document: bytes, limits: Mapping[str, Limit], before: Mapping[str, Standing], seen: int
+    ) -> int | None:
+        """`before`: where the limits of the version `seen` count, which goes on in this one."""
         after = standings(before, limits, self._store, self._store_now_ns())
-        publication = msgspec.structs.replace(publication, limits=after)
+        publication = Publication(
+            self._source.name, self._source.label, os.getpid(), datetime.now(UTC), after, document
+        )
         self._make(publication)
         version = self._board.publish(publication, seen)
         if version is not None:
@@ -161,16 +184,13 @@ class Loader:
 
     def _published(self, version: int) -> Publication | None:
         """What is in force on the host. None if there is nothing, or if it can't be read."""
-        if not version:
-            return None
-        try:
+        with contextlib.suppress(UnreadableRules):
             return self._board.read(version)
-        except UnreadableRules as error:
-            log.error("%s\nlimits that have changed before count as if they had not", error)
-            return None
+        return None
 
     def _store_now_ns(self) -> int:
-        return int(self._board.segment.now_ns())
+        """The time by which limits count: the host's store may have another one."""
+        return int(self._store.now_ns() if isinstance(self._store, Store) else self._board.segment.now_ns())
 
     def _complain(self, error: str | None, in_force: Version | None) -> None:
         """Log an error once, and its end. Without rules in force the application doesn't start, and says why itself."""
@@ -200,6 +220,16 @@ def read_note(board: Board) -> tuple[Note | None, float | None]:
             return msgspec.json.decode(file.read(), type=Note), age_s
     except (OSError, msgspec.MsgspecError):
         return None, None
+
+
+def _replaced_by(in_force: Version | None, seen: int) -> str | None:
+    if in_force is None or in_force.number != seen:
+        # The status of the process has its reason.
+        return None
+    return (
+        f"holds a document that was in force before that of process {in_force.publication.loader}: a change of it "
+        "counts again"
+    )
 
 
 def _described(error: BaseException) -> str:

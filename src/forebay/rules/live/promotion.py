@@ -28,26 +28,30 @@ def promoted(document: bytes, name: str, rule: str) -> tuple[bytes, str]:
     if rule not in names:
         raise InvalidLimiter(f"there is no rule {short_repr(rule)}: {did_you_mean(rule, names)}")
     number = names.index(rule)
-    if spec.rules[number].shadow:
-        place, value, what = read.value(("rules", number, "shadow")), "false", "is enforced"
-    elif spec.rules[number].canary:
-        place, value, what = (
-            read.value(("rules", number, "canary", "percent")),
-            "100",
-            "has its canary's limits for all",
-        )
+    # The spec becomes that of the document as it should be.
+    found, path = spec.rules[number], ("rules", number)
+    if found.shadow:
+        found.shadow = False
+        place, value, what = read.value((*path, "shadow")), "false", "is enforced"
+    elif found.canary:
+        found.canary.percent = 100
+        place, value, what = read.value((*path, "canary", "percent")), "100", "has its canary's limits for all"
     else:
         raise InvalidLimiter(f"the rule {short_repr(rule)} is neither in the shadow nor has a canary")
     changed = _with_value(document.decode(), place, value).encode()
-    check(name, changed, functions)
+    if check(name, changed, functions)[0] != spec:
+        raise InvalidLimiter(f"the word of the rule {short_repr(rule)} isn't found in {name}: change it by hand")
     return changed, what
 
 
 def _with_value(text: str, place: Place, value: str) -> str:
-    """The text with another value at the place."""
+    """The text with another value at the place; the same text if there is none. YAML breaks lines elsewhere, too."""
     lines = text.split("\n")
+    if place.line > len(lines):
+        return text
     line, start = lines[place.line - 1], place.column - 1
     found = _VALUE.match(line, start)
-    assert found is not None, f"no value at {place}"
+    if found is None:
+        return text
     lines[place.line - 1] = line[:start] + value + line[found.end() :]
     return "\n".join(lines)

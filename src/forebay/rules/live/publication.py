@@ -11,9 +11,9 @@ Transitions
 -----------
 * *prepare*: ``publish`` makes the file of the next number for which there is none (``O_EXCL``), and writes all of it.
 * *switch*: one CAS of the word, from the version that the new one was made for to the new number.
-* *take over*: a process that reads another number than the one it follows opens that file, and makes gates of it.
-* *clean*: the process that has switched removes the files of smaller numbers, except the one that it has replaced, and
-  those of segments that were removed from this path before.
+* *take over*: a process that reads another number than the one it follows reads that file, and then the word again. If
+  the word still has the number, it makes gates of the file. Otherwise it begins again.
+* *clean*: the process that has switched removes the files of smaller numbers.
 
 Invariant
 ---------
@@ -25,7 +25,8 @@ A file is only written by the process that has made it, and before that process 
 what *prepare* wrote, and a reader acquires it with the number. Nobody makes a file that exists, so two processes that
 both take themselves for the loader prepare different numbers, and one of their CASes fails. A number that was in force
 once never is again, as numbers only grow: a CAS stores a number above the one it replaces. *clean* removes only numbers
-below one that was in force, so never the word's. A reader whose file was removed reads a newer number.
+below one that was in force, so never the word's. A reader whose file was removed reads a newer number. So does one that
+reads a file of a removed number, which a process that was stopped before *prepare* has made: its CAS fails.
 
 Each gate is made of the rules of one version, and a request holds one gate from its entry to its cleanup: see
 ``LiveGate``. All requests that enter after the CAS read the new number.
@@ -54,12 +55,12 @@ import tempfile
 import weakref
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from forebay.errors import ForebayError
 from forebay.extras import Needs
 from forebay.rules.live.standing import Standing
-from forebay.segment.removal import RULES, rules_files
+from forebay.segment.removal import RULES
 
 with Needs("rules", __name__):
     import msgspec
@@ -98,14 +99,13 @@ class Board:
     def __init__(self, store: Any) -> None:
         """`store` is a ``Store``; beside a private one's memory, the files are in the directory for temporary ones."""
         self.segment = store.segment
-        self._attachment = store.attachment
         self.path: str | None = store.path
         """The segment's file."""
         self._key = self.segment.secret(b"live rules")
         identity = self.segment.secret(b"live rules' files").hex()
         if self.path is None:
             self._prefix = os.path.join(tempfile.gettempdir(), f"forebay-rules-{identity}.")
-            weakref.finalize(self, _remove_all, self._prefix, os.getpid())
+            weakref.finalize(store, _remove_all, self._prefix, os.getpid())
         else:
             self._prefix = f"{self.path}{RULES}{identity[:8]}."
         self.note_path = f"{self._prefix}loader"
@@ -118,12 +118,14 @@ class Board:
         return version
 
     def read(self, version: int) -> Publication:
-        """The publication of the version. Raises ``UnreadableRules``."""
+        """The publication of the version that is in force. Raises ``UnreadableRules``, also if it isn't any more."""
         try:
             with open(self._path_of(version), "rb") as file:
                 raw = file.read(MOST_BYTES)
         except OSError as error:
             raise UnreadableRules(f"version {version} of the rules can't be read: {error}") from error
+        if self.version != version:
+            raise UnreadableRules(f"version {version} of the rules was replaced by version {self.version}")
         if raw[:DIGEST_BYTES] != self._digest(raw[DIGEST_BYTES:]):
             raise UnreadableRules(f"{self._path_of(version)} isn't what was published as version {version}")
         try:
@@ -143,26 +145,32 @@ class Board:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path_of(version))
             return None
-        self._clean(version, seen)
+        self._clean(version)
         return version
 
     def write_note(self, note: bytes) -> None:
         """Replace the note of the loader. Raises ``OSError``."""
-        path = f"{self.note_path}.{os.getpid()}"
-        self._write(path, note, os.O_TRUNC)
-        os.rename(path, self.note_path)
+        path = f"{self.note_path}.new"
+        self._write(path, note, "wb")
+        try:
+            os.replace(path, self.note_path)
+        except PermissionError:
+            # That of another user of the segment, in a directory such as /dev/shm. A reader may find a part of it.
+            os.unlink(path)
+            with open(self.note_path, "r+b") as file:
+                file.write(note)
+                file.truncate()
 
     def _prepare(self, seen: int, data: bytes) -> int:
         for version in range(seen + 1, seen + 1 + MOST_LEFT_OVER):
             with contextlib.suppress(FileExistsError):
-                self._write(self._path_of(version), data, os.O_EXCL)
+                self._write(self._path_of(version), data, "xb")
                 return version
         raise FileExistsError(errno.EEXIST, "too many files were left over", self._prefix)
 
-    def _write(self, path: str, data: bytes, flag: int) -> None:
+    def _write(self, path: str, data: bytes, mode: Literal["wb", "xb"]) -> None:
         """Write a file for all who may use the segment."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | flag
-        with open(os.open(path, flags, 0o600), "wb") as file:
+        with open(path, mode, opener=_for_this_user) as file:
             if self.path is not None:
                 status = os.stat(self.path)
                 with contextlib.suppress(PermissionError):
@@ -170,16 +178,11 @@ class Board:
                     os.fchmod(file.fileno(), status.st_mode & 0o660)
             file.write(data)
 
-    def _clean(self, version: int, replaced: int) -> None:
-        """Remove the files of older versions, and those of a removed segment of this name."""
-        every = _files(self._prefix) if self.path is None else rules_files(self.path)
-        # If it was this segment that was removed, others' files are its successor's.
-        is_removed = self.path is not None and not self._attachment.is_in_place()
-        for path in every:
-            is_old = not path.startswith(self._prefix) and not is_removed
-            if found := re.fullmatch(r"[0-9]+", path.removeprefix(self._prefix)):
-                is_old = int(found[0]) < version and int(found[0]) != replaced
-            if is_old:
+    def _clean(self, version: int) -> None:
+        """Remove the files of older versions."""
+        for path in glob.iglob(f"{glob.escape(self._prefix)}*"):
+            number = path.removeprefix(self._prefix)
+            if re.fullmatch("[0-9]+", number) and int(number) < version:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
@@ -190,12 +193,12 @@ class Board:
         return blake2b(data, key=self._key, digest_size=DIGEST_BYTES).digest()
 
 
-def _files(prefix: str) -> list[str]:
-    return glob.glob(f"{glob.escape(prefix)}*")
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def _remove_all(prefix: str, pid: int) -> None:
     if os.getpid() == pid:
-        for path in _files(prefix):
+        for path in glob.iglob(f"{glob.escape(prefix)}*"):
             with contextlib.suppress(OSError):
                 os.unlink(path)

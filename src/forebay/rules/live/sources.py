@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
+import secrets
 import stat
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,26 +71,40 @@ class FileSource(Source):
 
     def read(self) -> bytes:
         # Neither a pipe nor a terminal may block the loader, nor a large file take its memory.
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+        with open(self.path, "rb", opener=_without_blocking) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise SourceGone(f"{self.path} is no regular file")
             return file.read(MOST_BYTES + 1)
 
     def write(self, document: bytes) -> None:
+        """Replace the file by another one of its owner and mode, as far as this user may."""
         target = self.path.resolve()
-        fd, path = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            with open(fd, "wb") as file:
+            with open(path, "xb") as file:
+                with contextlib.suppress(FileNotFoundError):
+                    _make_like(file.fileno(), target.stat())
                 file.write(document)
                 file.flush()
-                os.fsync(fd)
-            with contextlib.suppress(FileNotFoundError):
-                os.chmod(path, stat.S_IMODE(target.stat().st_mode))
+                os.fsync(file.fileno())
             os.replace(path, target)
         except BaseException:
-            os.unlink(path)
+            path.unlink(missing_ok=True)
             raise
+
+
+def _without_blocking(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _make_like(fd: int, status: os.stat_result) -> None:
+    """Give a file the owner and the mode of another one, so that the same users may read it."""
+    if not hasattr(os, "fchown"):
+        return
+    for owner in ((-1, status.st_gid), (status.st_uid, -1)):
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, *owner)
+    os.fchmod(fd, stat.S_IMODE(status.st_mode))
 
 
 class RedisSource(Source):
@@ -107,10 +122,12 @@ class RedisSource(Source):
             self._client: Any = redis.Redis.from_url(
                 server, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, decode_responses=False
             )
-        elif callable(getattr(server, "get", None)):
+        elif callable(getattr(server, "get", None)) and not _is_awaited(server):
             self._client = server
         else:
-            raise InvalidLimiter(f"server is a URL or a client of redis-py, not {redacted_repr(server)}")
+            raise InvalidLimiter(
+                f"server is a URL or a client of redis-py, which isn't awaited, not {redacted_repr(server)}"
+            )
         self._key = key
         self.label = f"key {key!r} of Redis"
         self.name = _named(f"redis:{key}", syntax)
@@ -123,6 +140,10 @@ class RedisSource(Source):
 
     def write(self, document: bytes) -> None:
         self._client.set(self._key, document)
+
+
+def _is_awaited(client: Any) -> bool:
+    return inspect.iscoroutinefunction(getattr(client, "execute_command", None))
 
 
 class SqlSource(Source):
