@@ -168,11 +168,16 @@ class RequestCleanup:
         except BaseException:
             self.roll_back()
             raise
+        self.end_turns()
+        for admission in self.admissions:
+            admission.begin()
+
+    def end_turns(self) -> list[Turn]:
+        """The request is no longer held back. Returns the turns that it had."""
         turns, self.turns = self.turns, []
         for turn in turns:
             turn.end()
-        for admission in self.admissions:
-            admission.begin()
+        return turns
 
     def merge(self, other: RequestCleanup) -> None:
         """Add what another gate took for the same request.
@@ -257,9 +262,7 @@ class RequestCleanup:
 
     def roll_back(self) -> None:
         """Release and refund everything: the request is denied, or admission failed."""
-        turns, self.turns = self.turns, []
-        for turn in turns:
-            turn.end()
+        turns = self.end_turns()
         reserved, self.reserved = self.reserved, []
         with self._one_round_trip():
             for turn in turns:
