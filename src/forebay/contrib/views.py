@@ -183,8 +183,9 @@ class AppGates:
         gate = self.gate if rules is None else self.gate_of(rules, source)
         passage = gate.admit(request)
         native: Any = request.native
-        if isinstance(passage, Passage) and passage.cleanup is not None:
+        if isinstance(passage, Passage) and passage.cleanup is not None and passage.cleanup.turns:
             passage.cleanup.wait_turn(native.get(RENEWALS))
+            visit.cleanup.begin_work()
         answer = self._answer(gate, request, visit, passage)
         if visit.cleanup.has_renewals:
             renewals_of(native).add(visit.cleanup)
@@ -200,8 +201,9 @@ class AppGates:
         """As ``decide``, in an event loop."""
         gate = self.gate if rules is None else self.gate_of(rules, source)
         passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.admit(request)
-        if isinstance(passage, Passage) and passage.cleanup is not None:
+        if isinstance(passage, Passage) and passage.cleanup is not None and passage.cleanup.turns:
             await passage.cleanup.wait_turn_async()
+            visit.cleanup.begin_work()
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
             await visit.cleanup.wait()

@@ -139,11 +139,15 @@ class AdaptiveLimit(Shedder):
         lease = self._slots.acquire(ALL)
         if not lease:
             return Admission(self, None)
-        in_flight = self.in_flight
+        try:
+            in_flight, now_ns = self.in_flight, self.store.now_ns()
+        except BaseException:
+            lease.release()
+            raise
         if in_flight > limit:
             lease.release()
             return Admission(self, None)
-        return Admission(self, (lease,), self.store.now_ns(), in_flight)
+        return Admission(self, (lease,), now_ns, in_flight)
 
     def finish(self, admission: Admission, leases: Iterable[Lease], outcome: Outcome) -> bool:
         """As the base class's."""

@@ -68,9 +68,13 @@ class Admission:
         return self.allowed
 
     def begin(self) -> None:
-        """The request's work begins now, if it has waited since it was admitted: its latency counts from here."""
+        """The request's work begins now, if it has waited since it was admitted: its latency counts from here.
+
+        Does nothing after the store was closed.
+        """
         if self.begun_ns:
-            self.begun_ns = self._shedder.store.now_ns()
+            with suppress(StoreClosed):
+                self.begun_ns = self._shedder.store.now_ns()
 
     def renew(self) -> None:
         """Begin the leases of its slots anew."""

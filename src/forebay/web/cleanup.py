@@ -169,6 +169,10 @@ class RequestCleanup:
             self.roll_back()
             raise
         self.end_turns()
+        self.begin_work()
+
+    def begin_work(self) -> None:
+        """The request has waited until now: for the shedders its latency counts from here."""
         for admission in self.admissions:
             admission.begin()
 
