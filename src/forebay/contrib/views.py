@@ -196,14 +196,27 @@ class AppGates:
         return self._answer(self.gate, request, visit, self.gate.refused(request))
 
     async def decide_async(
-        self, request: Request, visit: Visit, rules: Rules | None = None, source: Any = None
+        self,
+        request: Request,
+        visit: Visit,
+        rules: Rules | None = None,
+        source: Any = None,
+        fetch_user: Callable[[], Awaitable[None]] | None = None,
     ) -> Answer | None:
-        """As ``decide``, in an event loop."""
+        """As ``decide``, in an event loop.
+
+        `fetch_user` is awaited where a function that reads the user can't fail and be called again: once a shadow
+        rule's decides, limits have been charged, and once a denial's is called, bans have counted.
+        """
         gate = self.gate if rules is None else self.gate_of(rules, source)
+        if fetch_user is not None and gate.has_shadows:
+            await fetch_user()
         passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.admit(request)
         if isinstance(passage, Passage) and passage.cleanup is not None and passage.cleanup.turns:
             await passage.cleanup.wait_turn_async()
             visit.cleanup.begin_work()
+        if fetch_user is not None and isinstance(passage, Denial) and gate.calls_to_answer(passage):
+            await fetch_user()
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
             await visit.cleanup.wait()
