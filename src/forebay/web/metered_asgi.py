@@ -33,7 +33,7 @@ def metered(app: Application, meters: Meters) -> Application:
         # A timer renews most leases. Here are those of applications that have none while they send a body.
         renewals = renewals_of(scope)
         try:
-            receive = incoming.receive if reading is None else _metered_receive(incoming, reading, renewals)
+            receive = incoming.receive if reading is None else _MeteredReceive(incoming, reading, renewals)
             if sending is not None:
                 # An application that looks for them sends the parts of a file.
                 if extensions := scope.get("extensions"):
@@ -49,14 +49,25 @@ def metered(app: Application, meters: Meters) -> Application:
     return run
 
 
-def _metered_receive(incoming: _Incoming, meter: Meter, renewals: Renewals) -> Receive:
-    async def receive() -> Message:
-        message = await incoming.receive()
-        async for _ in meter.pieces_async(message.get("body", b""), renewals, incoming.pause):
-            pass
-        return message
+class _MeteredReceive:
+    def __init__(self, incoming: _Incoming, meter: Meter, renewals: Renewals) -> None:
+        self._incoming, self._meter, self._renewals = incoming, meter, renewals
+        self._unread: deque[tuple[Message, memoryview]] = deque()
+        """Messages of cancelled calls, and their bytes whose turn hasn't come: for the calls that follow."""
 
-    return receive
+    async def __call__(self) -> Message:
+        if self._unread:
+            message, left = self._unread.popleft()
+        else:
+            message = await self._incoming.receive()
+            left = memoryview(message.get("body", b""))
+        try:
+            async for piece in self._meter.pieces_async(left, self._renewals, self._incoming.pause):
+                left = left[len(piece) :]
+        except asyncio.CancelledError:
+            self._unread.appendleft((message, left))
+            raise
+        return message
 
 
 class _MeteredSend:
