@@ -28,7 +28,7 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import Answer, ASGIMiddleware, Denial, Passage
 from forebay.web.answers import body_too_large, reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
-from forebay.web.live_gate import VersionedRules, gate_of
+from forebay.web.live_gate import VersionedRules, at_start, gate_of
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import Scope, declares_more_than
@@ -171,7 +171,7 @@ class LimitsMiddleware:
         self.app = app
         self.gate = gate_of(rules, **options, encoded=True, in_loop=True)
         self.gates = AppGates(self.gate, _endpoint, store, **options, encoded=True, in_loop=True)
-        limits = self.gate.body_limits
+        limits = at_start(self.gate).body_limits
         # Inside: a request ends with the status that is sent, and with the turn of its last bytes.
         self._inner = ASGIMiddleware(app, limits, **options) if limits else app
 

@@ -40,7 +40,7 @@ from forebay.web import (
     Shed,
 )
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
-from forebay.web.live_gate import VersionedRules
+from forebay.web.live_gate import VersionedRules, at_start
 from forebay.web.renewals import RENEWALS, renewals_of
 from forebay.web.request import KeyFunction
 from forebay.web.request_ids import RequestId
@@ -152,7 +152,7 @@ class AppGates:
     ) -> None:
         self.gate = gate
         self._endpoint_of = endpoint_of
-        self._options = options | {"client": gate.client}
+        self._options = options | {"client": at_start(gate).client}
         self._texts = TextLimits(checked_store(store, options.get("in_loop")))
         # By identity: rules may be unhashable, as their statuses may be a set.
         self._gates: dict[int, tuple[Rules, Gate]] = {}
@@ -287,7 +287,7 @@ def check_loop_of(rules: Rules, in_loop: bool) -> None:
 
 def without_body_limits(gate: Gate, for_size: str, for_rate: str) -> Gate:
     """The gate. Raises ``InvalidLimiter``, with one of these remedies, if it limits the size or the rate of bodies."""
-    for limit in gate.given_body_limits:
+    for limit in at_start(gate).given_body_limits:
         remedy = for_size if isinstance(limit, BodyLimit) else for_rate
         raise InvalidLimiter(f"{short_repr(limit)} comes too late here: {remedy}")
     return gate

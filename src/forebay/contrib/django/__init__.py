@@ -41,7 +41,7 @@ from forebay.contrib.views import (
 )
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import DISCONNECTED, Answer
-from forebay.web.live_gate import gate_of
+from forebay.web.live_gate import at_start, gate_of
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
 from forebay.web.renewals import RENEWALS, Renewals
@@ -201,7 +201,7 @@ class LimitsMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        gate = _gates().gate
+        gate = at_start(_gates().gate)
         check_event_loop(gate.given, iscoroutinefunction(get_response), gate.client)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
