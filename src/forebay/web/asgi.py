@@ -17,6 +17,7 @@ from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import BodyTooLarge, Scope, declares_more_than
 from forebay.web.response_limits import with_asgi_limit
 from forebay.web.rules import DISCONNECTED, Answer, Denial, outcome
+from forebay.web.sent_files import FILES
 
 __all__ = ["ASGIMiddleware"]
 
@@ -154,7 +155,8 @@ class TrackedResponse:
         elif kind == "websocket.close" and self._status == 500:
             # Closed before it was accepted: the server answers by 403.
             self._status = 403
-        if kind == "http.response.body" and not message.get("more_body", False) and not self._is_disconnected:
+        is_part = kind == "http.response.body" or kind in FILES
+        if is_part and not message.get("more_body", False) and not self._is_disconnected:
             self._is_complete = True
             self.renewal.stop()
             self.cleanup.end(self._status)

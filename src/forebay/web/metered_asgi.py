@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from forebay.web.byte_rates import Meters
 from forebay.web.metering import Meter
 from forebay.web.renewals import Renewals, renewals_of
 from forebay.web.request import Scope
+from forebay.web.sent_files import hide_files, refuse_file
 
 __all__ = ["metered"]
 
@@ -19,9 +20,6 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
-"""The extensions by which a server sends a file by itself, and their messages."""
 
 
 def metered(app: Application, meters: Meters) -> Application:
@@ -35,9 +33,7 @@ def metered(app: Application, meters: Meters) -> Application:
         try:
             receive = incoming.receive if reading is None else _MeteredReceive(incoming, reading, renewals)
             if sending is not None:
-                # An application that looks for them sends the parts of a file.
-                if extensions := scope.get("extensions"):
-                    scope["extensions"] = {name: of for name, of in extensions.items() if name not in FILES}
+                hide_files(scope)
                 send = _MeteredSend(incoming, sending, renewals, send)
             await app(scope, receive, send)
         finally:
@@ -78,11 +74,7 @@ class _MeteredSend:
         kind = message["type"]
         if kind == "http.response.start":
             self._meter.begin(message["status"])
-        if kind in FILES:
-            raise RuntimeError(
-                f"the bytes of this response are limited, and {kind} would send a file without a limit: send it in "
-                "parts where scope['extensions'] has no such entry"
-            )
+        refuse_file(kind)
         if kind != "http.response.body":
             return await self._send(message)
         body = message.get("body", b"")
