@@ -26,7 +26,7 @@ from forebay.contrib.endpoints import Endpoint, checked_store, endpoint_of
 from forebay.contrib.views import AppGates, AsyncVisit, Limit, NotInstalled, RuleOptions, check_loop_of, rules_of
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import Answer, ASGIMiddleware, Denial, Passage
-from forebay.web.answers import body_too_large, reason_of
+from forebay.web.answers import body_too_large, encoded, reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
 from forebay.web.live_gate import VersionedRules, at_start, gate_of
 from forebay.web.native_requests import ASGIRequest
@@ -230,7 +230,7 @@ async def _send_denial(connection: Request | WebSocket, error: Exception) -> Res
     assert isinstance(error, LimitDenied)
     answer = error.answer
     response = Response(answer.body, answer.status)
-    response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.fields]
+    response.raw_headers = encoded(answer.fields)
     if isinstance(connection, Request):
         return response
     if "websocket.http.response" in connection.scope.get("extensions", ()):

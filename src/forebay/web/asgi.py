@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias, Unpack
 
-from forebay.web.answers import body_too_large, reason_of
+from forebay.web.answers import body_too_large, encoded, reason_of
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.fastpath import ASGIFastPath, SendWithFields, with_fields
 from forebay.web.gate import Gate
@@ -84,10 +84,6 @@ class ASGIMiddleware(ASGIFastPath):
 
     async def _deny(self, request: ASGIRequest, denial: Denial, receive: Receive, send: Send) -> None:
         return await send_answer(self.gate.answer(request, denial), request.native, receive, send)
-
-
-def encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
 
 
 async def send_answer(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:

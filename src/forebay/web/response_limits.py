@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from typing import Any, Final
 
 from forebay.errors import ForebayError, short_repr
-from forebay.web.answers import response_too_large, status_line
+from forebay.web.answers import encoded, response_too_large, status_line
 from forebay.web.denials import log
 from forebay.web.request import Environ, Scope
 from forebay.web.sent_files import hide_files, refuse_file
@@ -183,6 +183,6 @@ class _ASGIResponse:
 
     async def _send_instead(self) -> None:
         instead = response_too_large()
-        fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in instead.fields]
-        await self._send({"type": "http.response.start", "status": instead.status, "headers": fields})
+        start = {"type": "http.response.start", "status": instead.status, "headers": encoded(instead.fields)}
+        await self._send(start)
         await self._send({"type": "http.response.body", "body": instead.body})
