@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from rule_files import FILE, LIMITS
 from web_requests import HeldRequests, Kind, Site, call_wsgi, wsgi_environ
 
 from forebay import InvalidLimiter, InvalidRuleFile, Store, TokenBucket
-from forebay.contrib.views import rules_of
+from forebay.contrib.views import AppGates, Visit, rules_of, without_body_limits
 from forebay.rules import FileSource, LiveRules, Source
 from forebay.rules.live.publication import Board, UnreadableRules
 from forebay.testing import ManualClock
 from forebay.web import Gate, Rule, WSGIMiddleware
-from forebay.web.live_gate import LiveGate, gate_of
+from forebay.web.live_gate import LiveGate, at_start, gate_of
+from forebay.web.native_requests import WSGIRequest
 
 NEVER = "10 hours"
 TIERS = FILE.replace("version = 1\n", 'version = 1\ntiers = ["pro"]\n') + 'tier = ["pro"]\n'
@@ -112,6 +114,20 @@ def test_a_gate_of_a_framework_follows(live_rules: Callable[..., LiveRules]) -> 
     live.step()
     assert [rule.limiter.rate.limit for rule in gate.rules] == [7]
     assert isinstance(gate.current, Gate)
+
+
+def test_a_framework_starts_no_thread_before_its_first_request(live_rules: Callable[..., LiveRules]) -> None:
+    """A server may fork its workers meanwhile."""
+    gate = gate_of(live_rules(TextSource(document("5/hour"))), in_loop=False)
+    gates = AppGates(without_body_limits(gate, "", ""), in_loop=False)
+    assert at_start(gate).body_limits == ()
+    assert threads_of_rules() == 0
+    assert gates.decide(WSGIRequest(wsgi_environ()), Visit()) is None
+    assert threads_of_rules() == 1
+
+
+def threads_of_rules() -> int:
+    return sum(thread.name == "forebay-rules" for thread in threading.enumerate())
 
 
 def metered_document(bodies: str) -> str:

@@ -300,6 +300,7 @@ def test_an_admission_outlives_the_store(clock: ManualClock, outcome: Any) -> No
     clock.advance(5)
     for one in held:
         assert one
+        one.begin()
         one.end(outcome)
         one.end(outcome)
 

@@ -241,6 +241,18 @@ def test_a_request_that_another_one_overtakes_is_denied(store: Store, monkeypatc
     assert other.in_flight == 1
 
 
+def test_an_interrupted_request_gives_its_slot_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = AdaptiveLimit(store, "search")
+
+    def now_ns() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "now_ns", now_ns)
+    with pytest.raises(KeyboardInterrupt):
+        limit.admit()
+    assert limit.in_flight == 0
+
+
 def test_the_limit_grows_with_the_usual_latency_and_shrinks_above_it(store: Store, clock: ManualClock) -> None:
     limit = AdaptiveLimit(store, "search")
     for _ in range(20):

@@ -468,7 +468,8 @@ class TestBodies:
             assert "connection" not in answer, "what HTTP/2 forbids"
 
 
-def test_permit_is_released_before_the_last_part(store: Store) -> None:
+@pytest.mark.parametrize("last", [{"type": "http.response.body", "body": b"b"}, {"type": "http.response.pathsend"}])
+def test_permit_is_released_before_the_last_part(store: Store, last: dict[str, Any]) -> None:
     """A client that has the whole response can send its next request at once."""
     held, wrong = Concurrency(store, "slots", 1), FixedWindow(store, "wrong", "1/hour")
     seen: list[tuple[int, int]] = []
@@ -476,7 +477,7 @@ def test_permit_is_released_before_the_last_part(store: Store) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
-        await send({"type": "http.response.body", "body": b"b"})
+        await send(last)
 
     async def send(message: Any) -> None:
         seen.append((held.peek("all", 0).remaining, wrong.peek("all", 0).remaining))

@@ -34,6 +34,7 @@ from forebay.web import (
     ASGIMiddleware,
     BodyLimit,
     ByteRate,
+    ClientAddress,
     Denial,
     Request,
     Rule,
@@ -320,6 +321,28 @@ def test_messages_of_a_request_are_received_at_the_rate(slow: TokenBucket, clock
         (7, 1.8),
         (7, 2.5),
     ]
+
+
+def test_cancelled_call_loses_no_message() -> None:
+    bucket = hourly()
+    got = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for is_due in (True, False, False, True):
+            if is_due:
+                bucket.reset(CLIENT)
+            waiting = asyncio.ensure_future(receive())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if waiting.done():
+                got.append(waiting.result())
+            waiting.cancel()
+
+    parts = [{"type": "http.request", "body": body, "more_body": body == b"a"} for body in (b"a", b"b")]
+    wire = Wire(*parts)
+    site = ASGIMiddleware(app, [ByteRate(bucket, bodies="requests", most_wait="9 hours")])
+    asyncio.run(site(asgi_scope(method="POST"), wire.receive, wire.send))  # type: ignore[arg-type]
+    assert got == parts
 
 
 def test_written_parts_wait_for_their_turn(slow: TokenBucket, clock: ManualClock) -> None:
@@ -688,6 +711,15 @@ def test_refused_request_is_charged_by_no_rule(download: MakeDownload, store: St
     slow.hit(CLIENT, 10)
     got(b"x")
     assert (got.got_status, window.peek(CLIENT).remaining) == (429, 5)
+
+
+def test_async_client_without_an_address_is_answered_by_500(slow: TokenBucket, clock: ManualClock) -> None:
+    async def client(request: Request) -> Any:
+        return ClientAddress()(request)
+
+    got = Download("asgi", clock, [ByteRate(slow)], client=client)
+    got(b"x", client=None)
+    assert (got.got_status, got.handled) == (500, 0)
 
 
 def test_functions_may_be_async_in_an_event_loop(slow: TokenBucket, clock: ManualClock) -> None:

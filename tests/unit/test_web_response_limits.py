@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from wsgiref.util import FileWrapper
 
 import flask
 import pytest
@@ -144,6 +146,22 @@ def test_a_wsgi_body_of_fitting_length_is_the_servers() -> None:
     assert app(wsgi_environ(), lambda *arguments: None) is body
 
 
+@pytest.mark.parametrize("wrapper", [FileWrapper, lambda file: file])
+def test_a_file_of_fitting_length_is_the_servers(wrapper: Any) -> None:
+    file = wrapper(io.BytesIO(b"1234"))
+    app = WSGIMiddleware(wsgi(lambda: file, ("Content-Length", "4")), [LIMIT])
+    assert app(wsgi_environ() | {"wsgi.file_wrapper": wrapper}, lambda *arguments: None) is file
+
+
+@pytest.mark.parametrize("parts", [[b"x" * 11], [b"x" * 6, b"x" * 5]])
+def test_a_wsgi_response_may_have_more_than_it_states(parts: list[bytes]) -> None:
+    """Not every server ends it at its length."""
+    assert call_wsgi(WSGIMiddleware(wsgi(lambda: parts, ("Content-Length", "4")), [LIMIT])).status == 500
+    app = WSGIMiddleware(wsgi(lambda: iter([b"1", *parts]), ("Content-Length", "4")), [LIMIT])
+    with pytest.raises(ResponseTooLarge):
+        call_wsgi(app)
+
+
 @pytest.mark.parametrize("length", ["²", "-1", "1e3", "", " "])
 def test_a_wsgi_length_that_is_no_number_fits_nothing(length: str) -> None:
     app: Any = WSGIMiddleware(wsgi(lambda: iter([b"x" * 10, b"x"]), ("Content-Length", length)), [LIMIT])
@@ -183,6 +201,18 @@ def test_written_bytes_count() -> None:
         call_wsgi(WSGIMiddleware(app, [LIMIT]), "/5")
 
 
+def test_a_wsgi_application_that_goes_on_sends_no_more() -> None:
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        write = start_response("200 OK", [])
+        write(b"x" * 8)
+        with contextlib.suppress(ResponseTooLarge):
+            write(b"x" * 8)
+        return iter([])
+
+    with pytest.raises(ResponseTooLarge):
+        call_wsgi(WSGIMiddleware(app, [LIMIT]))
+
+
 def test_a_replaced_wsgi_body_is_closed() -> None:
     closed: list[bool] = []
 
@@ -213,6 +243,15 @@ def test_an_asgi_application_is_not_offered_to_send_files() -> None:
     assert seen == [{"http.response.trailers": {}}]
 
 
+def test_an_asgi_application_that_sends_a_file_all_the_same_fails() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.pathsend", "path": "/etc/hostname"})
+
+    with pytest.raises(RuntimeError, match=r"bytes of this response are limited, and http.response.pathsend would"):
+        call_asgi(ASGIMiddleware(app, [LIMIT]))
+
+
 def test_outer_asgi_middleware_sees_what_the_application_adds_to_its_scope() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["route"] = "found"
@@ -227,7 +266,7 @@ def test_outer_asgi_middleware_sees_what_the_application_adds_to_its_scope() -> 
 def test_an_asgi_application_that_goes_on_sends_no_more() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        for part in (b"x" * 10, b"x", b"y"):
+        for part in (b"x" * 8, b"x" * 8, b"y"):
             with contextlib.suppress(ResponseTooLarge):
                 await send({"type": "http.response.body", "body": part, "more_body": part != b"y"})
 

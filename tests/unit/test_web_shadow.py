@@ -110,6 +110,14 @@ def test_shadow_rule_with_a_delay_holds_no_request_back(site: MakeSite, store: S
     assert TokenBucket(store, "slow", "1/second", burst=1).peek(CLIENT).retry_after_ns == 3_000_000_000
 
 
+def test_shadow_rule_with_a_delay_counts_no_request_as_held_back(site: MakeSite, store: Store) -> None:
+    rule = Rule(TokenBucket(store, "slow", "1/second", burst=1), delay="1 minute", most_delayed=2, shadow=True)
+    assert statuses(site([rule]), 9) == [200] * 9
+    assert not rule.held_back.is_full
+    # All have booked: none was denied in the shadow for want of room.
+    assert TokenBucket(store, "slow", "1/second", burst=1).peek(CLIENT).retry_after_ns == 9_000_000_000
+
+
 def test_error_of_a_shadow_rule_fails_no_request(
     site: MakeSite, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 import warnings
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from web_requests import Kind, Site, call_asgi, call_wsgi
+from web_requests import Kind, Site, call_asgi, call_wsgi, wsgi_environ
 
 from forebay import Concurrency, InvalidLimiter, Store, TokenBucket
+from forebay.contrib.views import AppGates, Visit, rules_of
 from forebay.shedding import AIMD, AdaptiveLimit, Admission, BusyWorkers, ReservedSlots
 from forebay.testing import ManualClock
 from forebay.web import (
@@ -20,6 +22,7 @@ from forebay.web import (
     ASGIMiddleware,
     Denial,
     Gate,
+    Passage,
     Request,
     Rule,
     Shed,
@@ -349,6 +352,22 @@ def test_a_gate_ends_what_it_has_counted_if_a_rule_fails(store: Store) -> None:
     assert workers.busy == 0
 
 
+def test_a_shedder_whose_store_closes_meanwhile_keeps_no_permit(store: Store) -> None:
+    held = Concurrency(store, "held", 1)
+    other = Store.private(keys=100)
+
+    def key(request: Request) -> str:
+        other.close()
+        return "key"
+
+    gate = Gate([Shed(AdaptiveLimit(other, "search")), Rule(held, key=key)])
+    passage = gate.enter(WSGIRequest(wsgi_environ()))
+    assert isinstance(passage, Passage)
+    assert passage.cleanup is not None
+    passage.cleanup.end(200)
+    assert held.peek("key", 0).remaining == 1
+
+
 def test_a_long_request_renews_its_slots(kind: Kind, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ASGI while the handler runs, under WSGI with each part of the response."""
     search = AdaptiveLimit(store, "search", lease="30ms")
@@ -392,3 +411,21 @@ def test_a_request_that_waits_for_its_turn_is_no_slow_one(site: MakeSite, store:
         assert limited.request().status == 200
     assert search.latency == pytest.approx(0.05, rel=1e-3)
     assert search.in_flight == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_request_that_waits_for_its_turn_at_a_view_is_no_slow_one(
+    store: Store, clock: ManualClock, is_async: bool
+) -> None:
+    search = AdaptiveLimit(store, "search")
+    gates = AppGates(Gate([Shed(search)]))
+    rules = rules_of([TokenBucket(store, "view", "1/second", burst=1)], {"delay": "1 hour"})
+    request = WSGIRequest(wsgi_environ())
+    for _ in range(25):
+        visit = Visit()
+        for limits in (None, rules):
+            decided = gates.decide_async(request, visit, limits) if is_async else gates.decide(request, visit, limits)
+            assert (asyncio.run(decided) if inspect.iscoroutine(decided) else decided) is None
+        clock.advance(0.05)
+        visit.cleanup.end(200)
+    assert search.latency == pytest.approx(0.05, rel=1e-3)

@@ -22,8 +22,9 @@ from fastapi import Depends, FastAPI
 from flask.views import MethodView
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 import forebay.contrib.aiohttp
 import forebay.contrib.fastapi
@@ -573,6 +574,19 @@ def test_starlette_limits_bodies_and_passes_the_lifespan(its: Its) -> None:
     around = forebay.contrib.fastapi.LimitsMiddleware(inner, its.rules)
     asyncio.run(around({"type": "lifespan"}, nothing, nothing))
     assert seen == ["lifespan"]
+
+
+@pytest.mark.parametrize(("limit", "status"), [(BodyLimit(4), 413), (BodyLimit(4, responses=True), 500)])
+def test_starlette_charges_by_the_status_of_a_body_that_is_too_large(its: Its, limit: BodyLimit, status: int) -> None:
+    async def echo(request: Request) -> Response:
+        return Response(await request.body())
+
+    app = Starlette(routes=[Route("/", echo)])
+    rule = Rule(its.three, key=everyone, charge_on=lambda seen: seen == status)
+    forebay.contrib.fastapi.setup(app, [rule, limit])
+    # Without a length the body is limited while it is read.
+    assert call_asgi(app, body=b"12345", headers=[])[0]["status"] == status
+    assert its.left()[1] == 2
 
 
 def test_starlette_renews_the_lease_while_the_handler_runs(its: Its) -> None:

@@ -19,11 +19,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, override_settings
 from django.urls import include, path
-from django.utils.decorators import method_decorator
+from django.utils.decorators import method_decorator, sync_and_async_middleware
 from django.views import View
 
 import forebay.contrib.django
 from forebay import (
+    Concurrency,
     CountsPerWorkerWarning,
     InvalidKey,
     InvalidLimiter,
@@ -36,7 +37,20 @@ from forebay import (
 )
 from forebay.seldom import Seldom
 from forebay.testing import ManualClock
-from forebay.web import AddressList, BodyLimit, ClientAddress, Deny, Rule, everyone, options, user
+from forebay.web import (
+    AddressList,
+    Answer,
+    Ban,
+    BodyLimit,
+    ClientAddress,
+    Denial,
+    Deny,
+    Request,
+    Rule,
+    everyone,
+    options,
+    user,
+)
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -298,6 +312,57 @@ def test_other_views_are_charged(site: Its, is_async: bool) -> None:
     urls = ["/paid", "/paid/class", "/nowhere", "/paid"]
     assert [status_of(url, is_async=is_async) for url in urls] == [200, 200, 404, 429]
     assert status_of("/free", is_async=is_async) == 200
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_permits_come_back_where_charge_on_fails(site: Its, is_async: bool) -> None:
+    held = Concurrency(site.store, "held", 2)
+    failing = Rule(site.bucket, key=everyone, charge_on=lambda status: None)  # type: ignore[arg-type, return-value]
+    with override_settings(FOREBAY={"RULES": [Rule(held, key=everyone), failing]}):
+        with pytest.raises(InvalidLimiter, match="charge_on of the rule of limiter 'bucket' returned None"):
+            status_of("/paid", is_async=is_async)
+        assert held.peek("everyone", 0).remaining == 2
+
+
+@sync_and_async_middleware
+def known_users(get_response: Any) -> Any:
+    async def identify(request: Any) -> Any:
+        async def auser() -> Any:
+            return SimpleNamespace(pk=7, is_authenticated=True)
+
+        request.auser = auser
+        return await get_response(request)
+
+    return identify
+
+
+def status_of_known_user() -> int:
+    with override_settings(MIDDLEWARE=[f"{__name__}.known_users", LIMITS]):
+        return status_of("/paid", is_async=True)
+
+
+def test_shadow_rule_of_users_charges_the_others_once(site: Its) -> None:
+    shadow = TokenBucket(site.store, "shadow", "3/day")
+    rules = [*site.rules, Rule(shadow, key=user(otherwise=everyone), shadow=True)]
+    with override_settings(FOREBAY={"RULES": rules}):
+        assert status_of_known_user() == 200
+    assert site.left() == 2
+    assert shadow.peek(("user", "7"), 0).remaining == 2
+
+
+def test_functions_that_answer_a_denial_may_read_the_user(site: Its) -> None:
+    denied: list[Any] = []
+    ban = Ban(site.store, "ban", "2/minute", lasts="1 minute")
+
+    def answer(request: Request, denial: Denial) -> Answer:
+        return Answer(429, (), str(request.user).encode())
+
+    rule = Rule(TokenBucket(site.store, "small", "1/day"), key=everyone, ban=ban, answer=answer)
+    settings = {"RULES": [rule], "ON_DENIED": lambda request, denial: denied.append((request.user, denial.is_ban))}
+    with override_settings(FOREBAY=settings):
+        assert [status_of_known_user() for _ in range(4)] == [200, 429, 429, 429]
+    # Each denial counts once: the second one bans.
+    assert denied == [("7", False), ("7", False), ("7", True)]
 
 
 @pytest.mark.parametrize("is_exempt_first", [False, True])

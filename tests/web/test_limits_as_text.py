@@ -293,6 +293,18 @@ def test_a_store_that_the_application_cannot_use_is_refused() -> None:
         Limits(store=AsyncRedisStore("redis://127.0.0.1:1"))
 
 
+@pytest.mark.parametrize("name", [None, "shared"])
+def test_a_view_refuses_a_store_that_it_cannot_use(clock: ManualClock, name: str | None) -> None:
+    options = {} if name is None else {"name": name}
+    with pytest.raises(InvalidLimiter, match="has to be awaited: make it over a RedisStore"):
+        Served(AsyncRedisStore("redis://127.0.0.1:1"), clock).ask("django", ["5/minute"], **options)("/one")
+    with (
+        RedisStore("redis://127.0.0.1:1") as store,
+        pytest.raises(InvalidLimiter, match=r"would stop the event loop .*: make it over an AsyncRedisStore"),
+    ):
+        Served(store, clock).ask("async django", ["5/minute"], **options)("/one")
+
+
 @pytest.mark.parametrize("framework", ["fastapi", "aiohttp", "async django"])
 def test_a_text_takes_async_functions(framework: str, served: Served) -> None:
     async def key(request: Any) -> str:

@@ -25,13 +25,13 @@ with Needs("fastapi", __name__):
 from forebay.contrib.endpoints import Endpoint, checked_store, endpoint_of
 from forebay.contrib.views import AppGates, AsyncVisit, Limit, NotInstalled, RuleOptions, check_loop_of, rules_of
 from forebay.errors import InvalidLimiter, short_repr
-from forebay.web import Answer, ASGIMiddleware, BodyLimit, ByteRate, Denial, Passage
-from forebay.web.answers import reason_of
+from forebay.web import Answer, ASGIMiddleware, Denial, Passage
+from forebay.web.answers import body_too_large, encoded, reason_of
 from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
-from forebay.web.live_gate import VersionedRules, gate_of
+from forebay.web.live_gate import VersionedRules, at_start, gate_of
 from forebay.web.native_requests import ASGIRequest
 from forebay.web.options import GateOptions, GivenRules
-from forebay.web.request import Scope
+from forebay.web.request import Scope, declares_more_than
 
 __all__ = ["LimitDenied", "LimitsMiddleware", "limited", "setup"]
 
@@ -171,17 +171,19 @@ class LimitsMiddleware:
         self.app = app
         self.gate = gate_of(rules, **options, encoded=True, in_loop=True)
         self.gates = AppGates(self.gate, _endpoint, store, **options, encoded=True, in_loop=True)
-        sizes = [limit for limit in self.gate.body_limits if isinstance(limit, BodyLimit)]
-        rates = [limit for limit in self.gate.body_limits if isinstance(limit, ByteRate)]
-        self._limited = ASGIMiddleware(self._visit, sizes) if sizes else self._visit
-        # Inside: permits are held until the last bytes have had their turn.
-        self._inner = ASGIMiddleware(app, rates, **options) if rates else app
+        limits = at_start(self.gate).body_limits
+        # Inside: a request ends with the status that is sent, and with the turn of its last bytes.
+        self._inner = ASGIMiddleware(app, limits, **options) if limits else app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        return await (self._limited if scope["type"] in ("http", "websocket") else self.app)(scope, receive, send)
+        return await (self._visit if scope["type"] in ("http", "websocket") else self.app)(scope, receive, send)
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = ASGIRequest(scope)
+        if self._inner is not self.app and scope["type"] == "http":
+            max_bytes = self.gate.max_body_bytes(request)
+            if max_bytes is not None and declares_more_than(max_bytes, request):
+                return await send_answer(body_too_large(max_bytes), scope, receive, send)
         passage = await self.gate.enter_unguarded(request) if self.gate.is_awaited else self.gate.enter(request)
         if isinstance(passage, Passage) and passage.cleanup is not None:
             await passage.cleanup.wait_turn_async()
@@ -228,7 +230,7 @@ async def _send_denial(connection: Request | WebSocket, error: Exception) -> Res
     assert isinstance(error, LimitDenied)
     answer = error.answer
     response = Response(answer.body, answer.status)
-    response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.fields]
+    response.raw_headers = encoded(answer.fields)
     if isinstance(connection, Request):
         return response
     if "websocket.http.response" in connection.scope.get("extensions", ()):

@@ -31,7 +31,7 @@ from forebay.contrib.views import (
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import Answer, Denial, WSGIMiddleware
 from forebay.web.answers import retry_after
-from forebay.web.live_gate import VersionedRules, gate_of
+from forebay.web.live_gate import VersionedRules, at_start, gate_of
 from forebay.web.native_requests import WSGIRequest
 from forebay.web.options import GateOptions, GivenRules
 from forebay.web.renewals import renew_while_reading, renewals_of
@@ -104,9 +104,9 @@ class Limits:
             raise InvalidLimiter("this application has Limits already: pass all rules to them")
         app.extensions[EXTENSION] = self
         inner: Any = app.wsgi_app
-        if self._gate.body_limits:
+        if limits := at_start(self._gate).body_limits:
             # Inside: permits are held until the last bytes have had their turn.
-            inner = WSGIMiddleware(inner, self._gate.body_limits, **self._options)
+            inner = WSGIMiddleware(inner, limits, **self._options)
         visited: Any = self._visited(inner)
         app.wsgi_app = visited  # type: ignore[method-assign]
         app.before_request(self._decide_for_all)

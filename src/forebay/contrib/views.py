@@ -40,7 +40,7 @@ from forebay.web import (
     Shed,
 )
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
-from forebay.web.live_gate import VersionedRules
+from forebay.web.live_gate import VersionedRules, at_start
 from forebay.web.renewals import RENEWALS, renewals_of
 from forebay.web.request import KeyFunction
 from forebay.web.request_ids import RequestId
@@ -152,39 +152,46 @@ class AppGates:
     ) -> None:
         self.gate = gate
         self._endpoint_of = endpoint_of
-        self._options = options | {"client": gate.client}
+        self._options = options | {"client": at_start(gate).client}
         self._texts = TextLimits(checked_store(store, options.get("in_loop")))
         # By identity: rules may be unhashable, as their statuses may be a set.
         self._gates: dict[int, tuple[Rules, Gate]] = {}
         self._gates_of_texts: dict[tuple[int, str, int], tuple[Rules, Endpoint, Gate]] = {}
 
-    def gate_of(self, rules: Rules, source: Any = None) -> Gate:
-        """The gate of a view's rules. `source` is for `endpoint_of`."""
+    def gate_of(self, rules: Rules, source: Any = None, in_loop: bool | None = None) -> Gate:
+        """The gate of a view's rules. `source` is for `endpoint_of`, and `in_loop` says where the view decides.
+
+        Raises ``InvalidLimiter`` and ``NotInstalled`` for limits that can't be made here.
+        """
         found = self._gates.get(id(rules))
         if found is not None:
             return found[1]
         if any(isinstance(rule, TextLimit) and rule.name is None for rule in rules):
-            return self._gate_at(self._endpoint_of(source), rules)
-        gate = self._gate_of(ANYWHERE, rules)
+            return self._gate_at(self._endpoint_of(source), rules, in_loop)
+        gate = self._gate_of(ANYWHERE, rules, in_loop)
         self._gates[id(rules)] = rules, gate
         return gate
 
-    def _gate_at(self, endpoint: Endpoint, rules: Rules) -> Gate:
+    def _gate_at(self, endpoint: Endpoint, rules: Rules, in_loop: bool | None) -> Gate:
         place = id(rules), endpoint.name, id(endpoint.identity)
         if place not in self._gates_of_texts:
-            self._gates_of_texts[place] = rules, endpoint, self._gate_of(endpoint, rules)
+            self._gates_of_texts[place] = rules, endpoint, self._gate_of(endpoint, rules, in_loop)
         return self._gates_of_texts[place][2]
 
-    def _gate_of(self, endpoint: Endpoint, rules: Rules) -> Gate:
-        return Gate(self._texts.rules_at(endpoint, rules), **self._options)
+    def _gate_of(self, endpoint: Endpoint, rules: Rules, in_loop: bool | None) -> Gate:
+        made = self._texts.rules_at(endpoint, rules)
+        # Django has views of both kinds, and one store for the texts of all.
+        check_event_loop(made, in_loop)
+        return Gate(made, **self._options)
 
     def decide(self, request: Request, visit: Visit, rules: Rules | None = None, source: Any = None) -> Answer | None:
         """Charge a view's `rules`, or those for all requests. Returns the response if the request is denied."""
-        gate = self.gate if rules is None else self.gate_of(rules, source)
+        gate = self.gate if rules is None else self.gate_of(rules, source, in_loop=False)
         passage = gate.admit(request)
         native: Any = request.native
-        if isinstance(passage, Passage) and passage.cleanup is not None:
+        if isinstance(passage, Passage) and passage.cleanup is not None and passage.cleanup.turns:
             passage.cleanup.wait_turn(native.get(RENEWALS))
+            visit.cleanup.begin_work()
         answer = self._answer(gate, request, visit, passage)
         if visit.cleanup.has_renewals:
             renewals_of(native).add(visit.cleanup)
@@ -195,13 +202,27 @@ class AppGates:
         return self._answer(self.gate, request, visit, self.gate.refused(request))
 
     async def decide_async(
-        self, request: Request, visit: Visit, rules: Rules | None = None, source: Any = None
+        self,
+        request: Request,
+        visit: Visit,
+        rules: Rules | None = None,
+        source: Any = None,
+        fetch_user: Callable[[], Awaitable[None]] | None = None,
     ) -> Answer | None:
-        """As ``decide``, in an event loop."""
-        gate = self.gate if rules is None else self.gate_of(rules, source)
+        """As ``decide``, in an event loop.
+
+        `fetch_user` is awaited where a function that reads the user can't fail and be called again: once a shadow
+        rule's decides, limits have been charged, and once a denial's is called, bans have counted.
+        """
+        gate = self.gate if rules is None else self.gate_of(rules, source, in_loop=True)
+        if fetch_user is not None and gate.has_shadows:
+            await fetch_user()
         passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.admit(request)
-        if isinstance(passage, Passage) and passage.cleanup is not None:
+        if isinstance(passage, Passage) and passage.cleanup is not None and passage.cleanup.turns:
             await passage.cleanup.wait_turn_async()
+            visit.cleanup.begin_work()
+        if fetch_user is not None and isinstance(passage, Denial) and gate.calls_to_answer(passage):
+            await fetch_user()
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
             await visit.cleanup.wait()
@@ -266,7 +287,7 @@ def check_loop_of(rules: Rules, in_loop: bool) -> None:
 
 def without_body_limits(gate: Gate, for_size: str, for_rate: str) -> Gate:
     """The gate. Raises ``InvalidLimiter``, with one of these remedies, if it limits the size or the rate of bodies."""
-    for limit in gate.given_body_limits:
+    for limit in at_start(gate).given_body_limits:
         remedy = for_size if isinstance(limit, BodyLimit) else for_rate
         raise InvalidLimiter(f"{short_repr(limit)} comes too late here: {remedy}")
     return gate

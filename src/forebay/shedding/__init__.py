@@ -3,6 +3,7 @@
 | module | content |
 | --- | --- |
 | `shedder` | what all shedders have: priorities, and the `Admission` that a request holds |
+| `measuring` | what the two that measure have |
 | `reserved` | `ReservedSlots`: a share of the slots for the important requests |
 | `workers` | `BusyWorkers`: sheds while the workers of the host are busy; `level` has the arithmetic |
 | `adaptive` | `AdaptiveLimit`: a limit on requests in flight that follows the latency |

@@ -26,29 +26,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from forebay.core.algorithms.concurrency import Concurrency, Lease
-from forebay.core.shared_words import SharedWords
+from forebay.core.algorithms.concurrency import Lease
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_period_ns
 from forebay.shedding.estimates import AIMD, Gradient2, LongLatency, Window
+from forebay.shedding.measuring import MOST_PRIORITIES, MeasuringShedder
 from forebay.shedding.samples import Samples, add_sample
-from forebay.shedding.shedder import (
-    ALL,
-    LEASE,
-    Admission,
-    Outcome,
-    Shedder,
-    checked_priorities,
-    checked_store,
-    per_cent,
-    slots_of,
-)
+from forebay.shedding.shedder import ALL, LEASE, Admission, Outcome, checked_priorities, checked_store, per_cent
 from forebay.store import Store
 
 __all__ = ["AdaptiveLimit"]
 
 KIND: Final = 1
-MOST_PRIORITIES: Final = 16
 LIMIT: Final = 0
 LONG: Final = 1
 SAMPLES: Final = 2
@@ -60,7 +49,7 @@ WINDOWS_BITS: Final = 8
 MOST_LATENCY: Final = 2 ** (64 - WINDOWS_BITS) - 1
 
 
-class AdaptiveLimit(Shedder):
+class AdaptiveLimit(MeasuringShedder):
     """Sheds requests beyond a limit that follows the latency of the requests before.
 
     ``AdaptiveLimit(store, "search")`` admits so many requests at one time as the backend behind them answers without a
@@ -95,7 +84,6 @@ class AdaptiveLimit(Shedder):
         self.algorithm = Gradient2() if algorithm is None else algorithm
         if not isinstance(self.algorithm, (Gradient2, AIMD)):
             raise InvalidLimiter(f"algorithm is a Gradient2 or an AIMD, not {short_repr(algorithm)}")
-        self.store, self.name = store, name
         if reserved is not None and not isinstance(reserved, Mapping):
             raise InvalidLimiter(
                 f'reserved has the part of each priority, as {{"critical": "20%", "default": "0%"}}, not '
@@ -104,17 +92,10 @@ class AdaptiveLimit(Shedder):
         self.priorities = () if reserved is None else checked_priorities(AdaptiveLimit, reserved, MOST_PRIORITIES)
         self._parts = _parts_of(reserved or {})
         self._window_ns = as_period_ns(window)
-        self._slots = slots_of(store, name, self.algorithm.most, lease)
-        self.slots, self.lease_ns = self.algorithm.most, self._slots.lease_ns
-        self.words = SharedWords(store, name, KIND, self.slots, self._window_ns)
+        super().__init__(store, name, self.algorithm.most, lease, KIND, self._window_ns)
 
     def __repr__(self) -> str:
         return f"<AdaptiveLimit {self.name!r} {type(self.algorithm).__name__}, up to {self.slots}>"
-
-    @property
-    def limiters(self) -> tuple[Concurrency, ...]:
-        """The one that counts requests in flight."""
-        return (self._slots,)
 
     @property
     def limit(self) -> int:
@@ -129,7 +110,7 @@ class AdaptiveLimit(Shedder):
     @property
     def in_flight(self) -> int:
         """How many requests are in flight now."""
-        return self.slots - self._slots.peek(ALL, 0).remaining
+        return self._slots_held()
 
     def admit(self, priority: str | None = None) -> Admission:
         """As the base class's."""
@@ -139,11 +120,15 @@ class AdaptiveLimit(Shedder):
         lease = self._slots.acquire(ALL)
         if not lease:
             return Admission(self, None)
-        in_flight = self.in_flight
+        try:
+            in_flight, now_ns = self.in_flight, self.store.now_ns()
+        except BaseException:
+            lease.release()
+            raise
         if in_flight > limit:
             lease.release()
             return Admission(self, None)
-        return Admission(self, (lease,), self.store.now_ns(), in_flight)
+        return Admission(self, (lease,), now_ns, in_flight)
 
     def finish(self, admission: Admission, leases: Iterable[Lease], outcome: Outcome) -> bool:
         """As the base class's."""

@@ -68,9 +68,13 @@ class Admission:
         return self.allowed
 
     def begin(self) -> None:
-        """The request's work begins now, if it has waited since it was admitted: its latency counts from here."""
+        """The request's work begins now, if it has waited since it was admitted: its latency counts from here.
+
+        Does nothing after the store was closed.
+        """
         if self.begun_ns:
-            self.begun_ns = self._shedder.store.now_ns()
+            with suppress(StoreClosed):
+                self.begun_ns = self._shedder.store.now_ns()
 
     def renew(self) -> None:
         """Begin the leases of its slots anew."""
@@ -107,8 +111,9 @@ class Shedder(ABC):
     """Base class of the shedders; not used by itself.
 
     A shedder has a ``name`` in a ``store``, and ``slots``: how many requests in flight it counts at most. All processes
-    that make it with the same name and slots share what it knows. ``priorities`` are names, the most important first;
-    empty if it treats all requests alike. ``lease_ns`` is the lease of a slot.
+    that make it with the same name and slots share its slots, and with the same `window` or `interval` also what it
+    measures. ``priorities`` are names, the most important first; empty if it treats all requests alike. ``lease_ns`` is
+    the lease of a slot.
 
     *Threads*: safe. *Processes*: each makes its own. *Fork*: a shedder made before a fork works in parent and child.
     """

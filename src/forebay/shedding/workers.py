@@ -18,21 +18,19 @@ import random
 from collections.abc import Iterable
 from typing import Any, Final
 
-from forebay.core.algorithms.concurrency import Concurrency, Lease
-from forebay.core.shared_words import SharedWords
+from forebay.core.algorithms.concurrency import Lease
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_period_ns
 from forebay.shedding.level import TICKS, UNIT, LevelState, Thresholds, after
+from forebay.shedding.measuring import MOST_PRIORITIES, MeasuringShedder
 from forebay.shedding.shedder import (
     ALL,
     LEASE,
     Admission,
     Outcome,
-    Shedder,
     check_count,
     checked_priorities,
     checked_store,
-    slots_of,
 )
 from forebay.store import Store
 
@@ -41,11 +39,10 @@ __all__ = ["BusyWorkers"]
 KIND: Final = 0
 LEVEL: Final = 0
 """The word."""
-MOST_PRIORITIES: Final = 16
 LEAST_INTERVAL_NS: Final = 10_000_000
 
 
-class BusyWorkers(Shedder):
+class BusyWorkers(MeasuringShedder):
     """Sheds requests while the workers of this host are busy: the least important first, and little by little.
 
     ``BusyWorkers(store, "workers", 16, ["critical", "default", "test"])`` is for a host with 16 workers, or 4 of 4
@@ -80,7 +77,6 @@ class BusyWorkers(Shedder):
         lease: Duration = LEASE,
     ) -> None:
         checked_store(BusyWorkers, store, name)
-        self.store, self.name = store, name
         self.priorities = checked_priorities(BusyWorkers, priorities, MOST_PRIORITIES)
         for what, part in (("above", above), ("below", below), ("step", step)):
             if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 < part <= 1:
@@ -100,17 +96,10 @@ class BusyWorkers(Shedder):
             raise InvalidLimiter(f"an interval is 10 ms or more, not {short_repr(interval)}")
         self._tick_ns = interval_ns // TICKS
         check_count("workers of BusyWorkers", workers)
-        self._slots = slots_of(store, name, workers, lease)
-        self.slots, self.lease_ns = workers, self._slots.lease_ns
-        self.words = SharedWords(store, name, KIND, workers, interval_ns)
+        super().__init__(store, name, workers, lease, KIND, interval_ns)
 
     def __repr__(self) -> str:
         return f"<BusyWorkers {self.name!r} {self.slots}>"
-
-    @property
-    def limiters(self) -> tuple[Concurrency, ...]:
-        """The one that counts busy workers."""
-        return (self._slots,)
 
     @property
     def level(self) -> float:
@@ -120,7 +109,7 @@ class BusyWorkers(Shedder):
     @property
     def busy(self) -> int:
         """How many workers are busy now."""
-        return self.slots - self._slots.peek(ALL, 0).remaining
+        return self._slots_held()
 
     def admit(self, priority: str | None = None) -> Admission:
         """As the base class's."""

@@ -16,6 +16,7 @@ from forebay.web.rules import Answer, Denial, Deny, Shed, check_answer
 __all__ = [
     "answer_to",
     "body_too_large",
+    "encoded",
     "problem_report",
     "quota_exceeded",
     "reason_of",
@@ -118,6 +119,11 @@ def spent(left: int) -> str:
 def retry_after(wait_s: int | None) -> list[tuple[str, str]]:
     """The field, if asking again may help."""
     return [] if wait_s is None else [("Retry-After", str(wait_s))]
+
+
+def encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Header fields as ASGI has them."""
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
 
 
 def reason_of(status: int) -> str:

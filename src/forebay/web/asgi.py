@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias, Unpack
 
-from forebay.web.answers import body_too_large, reason_of
+from forebay.web.answers import body_too_large, encoded, reason_of
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.fastpath import ASGIFastPath, SendWithFields, with_fields
 from forebay.web.gate import Gate
@@ -17,6 +17,7 @@ from forebay.web.options import GateOptions, GivenRules
 from forebay.web.request import BodyTooLarge, Scope, declares_more_than
 from forebay.web.response_limits import with_asgi_limit
 from forebay.web.rules import DISCONNECTED, Answer, Denial, outcome
+from forebay.web.sent_files import FILES
 
 __all__ = ["ASGIMiddleware"]
 
@@ -85,10 +86,6 @@ class ASGIMiddleware(ASGIFastPath):
         return await send_answer(self.gate.answer(request, denial), request.native, receive, send)
 
 
-def encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
-
-
 async def send_answer(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
     kind = "http.response"
     if scope["type"] == "websocket":
@@ -154,7 +151,8 @@ class TrackedResponse:
         elif kind == "websocket.close" and self._status == 500:
             # Closed before it was accepted: the server answers by 403.
             self._status = 403
-        if kind == "http.response.body" and not message.get("more_body", False) and not self._is_disconnected:
+        is_part = kind == "http.response.body" or kind in FILES
+        if is_part and not message.get("more_body", False) and not self._is_disconnected:
             self._is_complete = True
             self.renewal.stop()
             self.cleanup.end(self._status)

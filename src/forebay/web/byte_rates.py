@@ -15,6 +15,7 @@ from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_byte_count, as_delay_ns
 from forebay.web.addresses import AddressList
 from forebay.web.answers import again, quota_exceeded
+from forebay.web.client import UnknownPeer
 from forebay.web.denials import Denials
 from forebay.web.functions import ResolvedRequest, checked_key, has_to_be_awaited, result_of
 from forebay.web.metering import Meter, Place
@@ -141,8 +142,11 @@ class ByteRates:
     async def admit_async(self, request: Request) -> Meters | Denial | None:
         """As ``admit``, also with functions that have to be awaited."""
         resolved: Any = ResolvedRequest(request)
-        if self._functions_to_await and self._matching(request):
-            await resolved.resolve(self._functions_to_await)
+        if self._functions_to_await and (matching := self._matching(request)):
+            try:
+                await resolved.resolve(self._functions_to_await)
+            except UnknownPeer as error:
+                return self._denials[id(matching[0])].for_error(error, request)
         return self.admit(resolved)
 
     def admit(self, request: Request) -> Meters | Denial | None:

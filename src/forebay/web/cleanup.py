@@ -168,30 +168,43 @@ class RequestCleanup:
         except BaseException:
             self.roll_back()
             raise
+        self.end_turns()
+        self.begin_work()
+
+    def begin_work(self) -> None:
+        """The request has waited until now: for the shedders its latency counts from here."""
+        for admission in self.admissions:
+            admission.begin()
+
+    def end_turns(self) -> list[Turn]:
+        """The request is no longer held back. Returns the turns that it had."""
         turns, self.turns = self.turns, []
         for turn in turns:
             turn.end()
-        for admission in self.admissions:
-            admission.begin()
+        return turns
 
     def merge(self, other: RequestCleanup) -> None:
         """Add what another gate took for the same request.
 
-        The request may have ended already, while its view still runs in a thread: then `other` ends at once.
+        The request may have ended already, or end now, while its view still runs in a thread: then `other` ends at
+        once.
         """
+        if self.ended_status is None:
+            self.background = self.background or other.background
+            self.patience = self.patience or other.patience
+            self.full_patience_s = max(self.full_patience_s, other.full_patience_s)
+            if self.patience is not None and other.patience is not None:
+                self.patience.left_s = min(self.patience.left_s, other.patience.left_s)
+            self.reserved += other.reserved
+            self.leases += other.leases
+            self.admissions += other.admissions
+            self.has_remote_lease = self.has_remote_lease or other.has_remote_lease
+            self.renew_after_s = min(other.renew_after_s or math.inf, self.renew_after_s or math.inf)
+            self.renew_at_s = min(other.renew_at_s or math.inf, self.renew_at_s or math.inf)
+        # Looked at last: an `end` of another thread has missed what was added since. What both give back comes back
+        # once.
         if self.ended_status is not None:
             other.end(self.ended_status)
-        self.background = self.background or other.background
-        self.patience = self.patience or other.patience
-        self.full_patience_s = max(self.full_patience_s, other.full_patience_s)
-        if self.patience is not None and other.patience is not None:
-            self.patience.left_s = min(self.patience.left_s, other.patience.left_s)
-        self.reserved += other.reserved
-        self.leases += other.leases
-        self.admissions += other.admissions
-        self.has_remote_lease = self.has_remote_lease or other.has_remote_lease
-        self.renew_after_s = min(other.renew_after_s or math.inf, self.renew_after_s or math.inf)
-        self.renew_at_s = min(other.renew_at_s or math.inf, self.renew_at_s or math.inf)
 
     def hold(self, rule: Rule, lease: Lease) -> None:
         self.leases.append(lease)
@@ -257,9 +270,7 @@ class RequestCleanup:
 
     def roll_back(self) -> None:
         """Release and refund everything: the request is denied, or admission failed."""
-        turns, self.turns = self.turns, []
-        for turn in turns:
-            turn.end()
+        turns = self.end_turns()
         reserved, self.reserved = self.reserved, []
         with self._one_round_trip():
             for turn in turns:

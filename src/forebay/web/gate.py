@@ -45,14 +45,14 @@ class Gate:
     `rules` are ``Rule``, ``Deny``, ``Shed``, ``BodyLimit`` and ``ByteRate``. Each ``Deny`` is checked first, then each
     ``Shed``, in their order, and then the rules. Limiters may be in several ``Store``s and in one ``RedisStore``, or
     leased. The host's limits decide first, and give back what they took if Redis denies. `client` is the key function
-    of rules without a `key`. `headers` names the fields of
-    responses: ``"draft-10"`` (``RateLimit-Policy`` and ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of
-    them, or none. With `partition_keys`, ``RateLimit`` identifies the key by a keyed hash. `enabled` False, or
-    ``FOREBAY_ENABLED=false`` in the environment, switches all limits off, with a ``LimitsDisabledWarning``. `on_denied`
-    is called with the request and the ``Denial`` of each denied request; what it raises is logged. `when_unavailable`
-    says what requests are answered while a store fails: ``"503"``, ``"429"``, or ``"allow"``, which handles them
-    without that store's limits. With `encoded`, a passage's fields are bytes with names in small letters, as ASGI has
-    them. `in_loop`: whether ``enter`` is called in an event loop, which it must not block; None: unknown.
+    of rules without a `key`. `headers` names the fields of responses: ``"draft-10"`` (``RateLimit-Policy`` and
+    ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit``
+    identifies the key by a keyed hash. `enabled` False, or ``FOREBAY_ENABLED=false`` in the environment, switches all
+    limits off, with a ``LimitsDisabledWarning``. `on_denied` is called with the request and the ``Denial`` of each
+    denied request; what it raises is logged. `when_unavailable` says what requests are answered while a store fails:
+    ``"503"``, ``"429"``, or ``"allow"``, which handles them without that store's limits. With `encoded`, a passage's
+    fields are bytes with names in small letters, as ASGI has them. `in_loop`: whether ``enter`` is called in an event
+    loop, which it must not block; None: unknown.
 
     Over a ``RedisStore``, ``enter`` waits for the answer of Redis; together with the releases at the request's end it
     waits no longer than the store's deadline. Over a ``LeasedStore`` it waits as its limiters do. Over an
@@ -125,6 +125,8 @@ class Gate:
             or any(rule.is_awaited or rule.functions_to_await for rule in self.rules)
         )
         self.has_cleanups = bool(sheds) or any(rule.is_reserved or rule.is_held for rule in self.rules)
+        self.has_shadows = any(rule.shadow for rule in self.rules)
+        """Whether there are rules that decide after others have been charged."""
         self._styles = checked_styles(headers)
         self._encoded = encoded
         native: list[Any] = [rule.limiter for rule in (*self.rules, *with_tiers(metered)) if not rule.is_remote]
@@ -218,6 +220,10 @@ class Gate:
             except Exception:
                 log.exception("on_denied has failed; the request is denied all the same")
         return answer_to(request, denial)
+
+    def calls_to_answer(self, denial: Denial) -> bool:
+        """Whether ``answer`` calls functions of the application."""
+        return self._on_denied is not None or callable(denial.rule.answer)
 
     @property
     def _given(self) -> list[Rule]:

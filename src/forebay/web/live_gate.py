@@ -13,7 +13,7 @@ from forebay.web.functions import has_to_be_awaited
 from forebay.web.gate import Gate
 from forebay.web.options import GivenRule, GivenRules
 
-__all__ = ["LiveGate", "VersionedRules", "gate_of", "limit_path"]
+__all__ = ["LiveGate", "VersionedRules", "at_start", "gate_of", "limit_path"]
 
 
 class VersionedRules(ABC):
@@ -119,6 +119,11 @@ class LiveGate:
         return gate
 
     @property
+    def at_start(self) -> Gate:
+        """See ``at_start``."""
+        return self._gate
+
+    @property
     def current(self) -> Gate:
         """The gate of the version in force."""
         if self.watch.has_news():
@@ -135,6 +140,11 @@ def gate_of(rules: GivenRules | VersionedRules, **options: Any) -> Gate:
         return cast(Gate, LiveGate(rules, options, limits_bodies=False))
     _refuse_in_list(rules)
     return Gate(rules, **options)
+
+
+def at_start(gate: Gate) -> Gate:
+    """The gate to read from before there is a request: of live rules, one whose reading starts no thread."""
+    return gate.at_start if isinstance(gate, LiveGate) else gate
 
 
 def limit_path(path: FastPath, rules: GivenRules | VersionedRules, **options: Any) -> None:

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from forebay.web.byte_rates import Meters
 from forebay.web.metering import Meter
 from forebay.web.renewals import Renewals, renewals_of
 from forebay.web.request import Scope
+from forebay.web.sent_files import hide_files, refuse_file
 
 __all__ = ["metered"]
 
@@ -19,9 +20,6 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
-"""The extensions by which a server sends a file by itself, and their messages."""
 
 
 def metered(app: Application, meters: Meters) -> Application:
@@ -33,11 +31,9 @@ def metered(app: Application, meters: Meters) -> Application:
         # A timer renews most leases. Here are those of applications that have none while they send a body.
         renewals = renewals_of(scope)
         try:
-            receive = incoming.receive if reading is None else _metered_receive(incoming, reading, renewals)
+            receive = incoming.receive if reading is None else _MeteredReceive(incoming, reading, renewals)
             if sending is not None:
-                # An application that looks for them sends the parts of a file.
-                if extensions := scope.get("extensions"):
-                    scope["extensions"] = {name: of for name, of in extensions.items() if name not in FILES}
+                hide_files(scope)
                 send = _MeteredSend(incoming, sending, renewals, send)
             await app(scope, receive, send)
         finally:
@@ -49,14 +45,25 @@ def metered(app: Application, meters: Meters) -> Application:
     return run
 
 
-def _metered_receive(incoming: _Incoming, meter: Meter, renewals: Renewals) -> Receive:
-    async def receive() -> Message:
-        message = await incoming.receive()
-        async for _ in meter.pieces_async(message.get("body", b""), renewals, incoming.pause):
-            pass
-        return message
+class _MeteredReceive:
+    def __init__(self, incoming: _Incoming, meter: Meter, renewals: Renewals) -> None:
+        self._incoming, self._meter, self._renewals = incoming, meter, renewals
+        self._unread: deque[tuple[Message, memoryview]] = deque()
+        """Messages of cancelled calls, and their bytes whose turn hasn't come: for the calls that follow."""
 
-    return receive
+    async def __call__(self) -> Message:
+        if self._unread:
+            message, left = self._unread.popleft()
+        else:
+            message = await self._incoming.receive()
+            left = memoryview(message.get("body", b""))
+        try:
+            async for piece in self._meter.pieces_async(left, self._renewals, self._incoming.pause):
+                left = left[len(piece) :]
+        except asyncio.CancelledError:
+            self._unread.appendleft((message, left))
+            raise
+        return message
 
 
 class _MeteredSend:
@@ -67,11 +74,7 @@ class _MeteredSend:
         kind = message["type"]
         if kind == "http.response.start":
             self._meter.begin(message["status"])
-        if kind in FILES:
-            raise RuntimeError(
-                f"the bytes of this response are limited, and {kind} would send a file without a limit: send it in "
-                "parts where scope['extensions'] has no such entry"
-            )
+        refuse_file(kind)
         if kind != "http.response.body":
             return await self._send(message)
         body = message.get("body", b"")

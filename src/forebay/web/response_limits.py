@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from typing import Any, Final
 
 from forebay.errors import ForebayError, short_repr
-from forebay.web.answers import response_too_large, status_line
+from forebay.web.answers import encoded, response_too_large, status_line
 from forebay.web.denials import log
 from forebay.web.request import Environ, Scope
+from forebay.web.sent_files import hide_files, refuse_file
 
 __all__ = ["ResponseTooLarge", "with_asgi_limit", "with_wsgi_limit"]
 
@@ -24,8 +25,6 @@ ASGIApplication = Callable[[Scope, Callable[[], Awaitable[Message]], Send], Awai
 
 WITHOUT_BODY: Final = (204, 304)
 MOST_DIGITS: Final = 20
-FILES: Final = ("http.response.pathsend", "http.response.zerocopysend")
-"""Extensions by which a server sends a file whose bytes the middleware doesn't see."""
 
 
 class ResponseTooLarge(ForebayError, RuntimeError):
@@ -37,6 +36,7 @@ class _Size:
 
     def __init__(self, max_bytes: int, method: str, path: str) -> None:
         self._left, self._max_bytes, self._method, self._path = max_bytes, max_bytes, method, path
+        self._is_exceeded = False
 
     def has_room(self, count: int) -> bool:
         """Whether so many bytes may be sent. Logs it if not."""
@@ -49,8 +49,9 @@ class _Size:
         return False
 
     def take(self, count: int) -> bool:
-        """Count bytes that are sent; False if they may not be."""
-        if not self.has_room(count):
+        """Count bytes that are sent; False if they may not be. From then on none may, nor may the response end."""
+        if self._is_exceeded or not self.has_room(count):
+            self._is_exceeded = True
             return False
         self._left -= count
         return True
@@ -74,8 +75,7 @@ def with_wsgi_limit(app: WSGIApplication, max_bytes: int) -> WSGIApplication:
     def limited(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         size = _Size(max_bytes, environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""))
         response = _WSGIResponse(app, environ, start_response, size)
-        # A server may send a file in its own way, and no more bytes than the response states.
-        return response.body if response.has_fitting_length else response
+        return response.body if response.is_checked else response
 
     return limited
 
@@ -83,7 +83,7 @@ def with_wsgi_limit(app: WSGIApplication, max_bytes: int) -> WSGIApplication:
 class _WSGIResponse:
     def __init__(self, app: WSGIApplication, environ: Environ, start_response: StartResponse, size: _Size) -> None:
         self._start_response, self._size = start_response, size
-        self.has_fitting_length = False
+        self._has_fitting_length = False
         self._is_sent = False
         """Whether the server has a part of the application's response."""
         self._instead: Iterator[bytes] | None = None
@@ -92,6 +92,10 @@ class _WSGIResponse:
         is_whole = self._instead is None and isinstance(self.body, (list, tuple))
         if is_whole and not self._is_sent and not size.has_room(sum(map(len, self.body))):
             self._replace((ResponseTooLarge, size.error(), None))
+        # A server may send a file in its own way. Some send more of other bodies than they state.
+        is_file = self._has_fitting_length and _is_file(self.body, environ.get("wsgi.file_wrapper"))
+        self.is_checked = self._instead is None and not self._is_sent and (is_whole or is_file)
+        """Whether the server may have the body as it is."""
 
     def _start(self, status: str, headers: list[tuple[str, str]], *error: Any) -> Callable[[bytes], object]:
         length = next((value.strip() for name, value in headers if name.lower() == "content-length"), None)
@@ -99,7 +103,7 @@ class _WSGIResponse:
         if not self._size.has_room(count or 0):
             self._replace(*error)
             return lambda data: None
-        self.has_fitting_length = count is not None
+        self._has_fitting_length = count is not None
         self._instead = None
         write = self._start_response(status, headers, *error)
 
@@ -123,9 +127,9 @@ class _WSGIResponse:
         if self._instead is None:
             part = next(self._parts, None)
             if self._instead is None:
-                if part is None:
-                    raise StopIteration
-                if self._size.take(len(part)):
+                if self._size.take(len(part or b"")):
+                    if part is None:
+                        raise StopIteration
                     self._is_sent = self._is_sent or bool(part)
                     return part
                 if self._is_sent:
@@ -141,15 +145,17 @@ class _WSGIResponse:
             close()
 
 
+def _is_file(body: Any, wrapper: Any) -> bool:
+    """Whether a server sends it in its own way. uWSGI's wrapper is a function that returns the file itself."""
+    return (isinstance(wrapper, type) and isinstance(body, wrapper)) or hasattr(body, "read")
+
+
 def with_asgi_limit(app: ASGIApplication, max_bytes: int) -> ASGIApplication:
     """`app`, whose responses have at most so many bytes."""
 
     async def limited(scope: Scope, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
         size = _Size(max_bytes, scope["method"], scope["path"])
-        extensions = scope.get("extensions") or {}
-        if any(name in extensions for name in FILES):
-            # Not in a copy of the scope: outer middleware may read there what the application has added.
-            scope["extensions"] = {name: value for name, value in extensions.items() if name not in FILES}
+        hide_files(scope)
         await app(scope, receive, _ASGIResponse(send, size).send)
 
     return limited
@@ -163,6 +169,7 @@ class _ASGIResponse:
     async def send(self, message: Message) -> None:
         if self._is_replaced:
             return
+        refuse_file(message["type"])
         if message["type"] == "http.response.start":
             headers = message.get("headers", ())
             length = next((value for name, value in headers if name.lower() == b"content-length"), None)
@@ -176,6 +183,6 @@ class _ASGIResponse:
 
     async def _send_instead(self) -> None:
         instead = response_too_large()
-        fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in instead.fields]
-        await self._send({"type": "http.response.start", "status": instead.status, "headers": fields})
+        start = {"type": "http.response.start", "status": instead.status, "headers": encoded(instead.fields)}
+        await self._send(start)
         await self._send({"type": "http.response.body", "body": instead.body})

@@ -60,7 +60,7 @@ def _joined(request: Request, passage: Passage | None, decided: Passage | Denial
     if decided.cleanup is None:
         return passage
     # The request waits for no turn of a shadow rule.
-    decided.cleanup.turns.clear()
+    decided.cleanup.end_turns()
     if not decided.cleanup:
         return passage
     if passage is None:

@@ -113,8 +113,7 @@ def _counted(cleanup: RequestCleanup, entered: _Entered) -> _Entered:
     if not cleanup:
         return entered
     # Decisions over Redis may have taken longer than the handler will.
-    for admission in cleanup.admissions:
-        admission.begin()
+    cleanup.begin_work()
     if entered is None:
         return Passage([], cleanup)
     if entered.cleanup is None:

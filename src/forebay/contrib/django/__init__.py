@@ -41,7 +41,7 @@ from forebay.contrib.views import (
 )
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import DISCONNECTED, Answer
-from forebay.web.live_gate import gate_of
+from forebay.web.live_gate import at_start, gate_of
 from forebay.web.native_requests import methods, readings
 from forebay.web.options import GateOptions
 from forebay.web.renewals import RENEWALS, Renewals
@@ -131,6 +131,8 @@ class _AsyncRequest(DjangoRequest):
         return self.fetched  # type: ignore[return-value]
 
     async def fetch_user(self) -> None:
+        if self.fetched is not _UserUnknown:
+            return
         fetch: Callable[[], Awaitable[Any]] | None = getattr(self.django, "auser", None)
         user = None if fetch is None else await fetch()
         self.fetched = str(user.pk) if user is not None and user.is_authenticated else None
@@ -191,7 +193,7 @@ class LimitsMiddleware:
     """Charges ``FOREBAY["RULES"]`` for every request, and supports the views' own limits.
 
     Place it below ``AuthenticationMiddleware`` if keys are of users. Sync and async. In an event loop it awaits only
-    the user, where a rule's key reads it, and Redis, where the rules are over an ``AsyncRedisStore``.
+    the user, where a function may read it, and Redis, where the rules are over an ``AsyncRedisStore``.
     """
 
     sync_capable = True
@@ -199,7 +201,7 @@ class LimitsMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        gate = _gates().gate
+        gate = at_start(_gates().gate)
         check_event_loop(gate.given, iscoroutinefunction(get_response), gate.client)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
@@ -359,13 +361,14 @@ def _response(answer: Answer | None) -> HttpResponseBase | None:
 async def _decide_async(
     request: HttpRequest, visit: Visit, rules: Rules | None = None, view: Any = None
 ) -> HttpResponseBase | None:
-    async_request = _AsyncRequest(request)
+    asked = _AsyncRequest(request)
+    arguments = asked, visit, rules, (request, view), asked.fetch_user
     try:
-        return _response(await _gates().decide_async(async_request, visit, rules, (request, view)))
+        return _response(await _gates().decide_async(*arguments))
     except _UserUnknown:
         # Nothing has been taken, or all of it was released.
-        await async_request.fetch_user()
-        return _response(await _gates().decide_async(async_request, visit, rules, (request, view)))
+        await asked.fetch_user()
+        return _response(await _gates().decide_async(*arguments))
 
 
 def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> None:
@@ -375,7 +378,12 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
     cleanup = visit.cleanup
     if not cleanup:
         return
-    cleanup.begin(response.status_code)
+    try:
+        cleanup.begin(response.status_code)
+    except BaseException:
+        # A function for charge_on has failed, so the response is replaced.
+        cleanup.end(500)
+        raise
     if not isinstance(response, StreamingHttpResponse):
         # Before the client has the response and can ask again.
         cleanup.end(response.status_code)
