@@ -14,8 +14,9 @@ from forebay.rules.loading import check
 from forebay.rules.model import Limit
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
+from forebay.rules.shedders import names_of_shedders
 from forebay.store import Store
-from forebay.web import ByteRate, Deny, Rule
+from forebay.web import ByteRate, Deny, Rule, Shed
 from forebay.web.bans import names_of_limiters
 
 __all__ = ["Version", "checked_limits", "make_version"]
@@ -26,7 +27,7 @@ class Version:
     """The rules of a publication."""
 
     publication: Publication
-    rules: Sequence[Deny | Rule | ByteRate] = field(repr=False)
+    rules: Sequence[Deny | Shed | Rule | ByteRate] = field(repr=False)
     number: int = 0
     """0 for one that isn't published yet."""
 
@@ -60,7 +61,8 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
     spec = read_rule_file(document, problems)
     # Limiters of the version before live on, and count apart if they must.
     bans = [limiter for name in spec.bans or () for limiter in names_of_limiters(name)]
-    for name in (*spec.limits, *bans, MARKS):
+    slots = [limiter for names in names_of_shedders(spec).values() for limiter in names]
+    for name in (*spec.limits, *bans, *slots, MARKS):
         store.names.expect_several(name)
     built = build(spec, document, store, functions, problems)
     rules = []
@@ -68,7 +70,7 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
         for effect, of_effect in one.rules.items():
             for rule in of_effect:
                 live = carried(rule, publication.limits, store)
-                if not isinstance(live, Deny):
+                if not isinstance(live, (Deny, Shed)):
                     # Requests that a version holds back count for the next one, too.
                     live.held_back.count_as((store, one.spec.name, effect, live.limiter.name))
                 rules.append(live)
