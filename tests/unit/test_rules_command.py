@@ -107,6 +107,7 @@ def test_explain_has_keys_limits_costs_and_reasons(file: Path) -> None:
         "is_list": False,
         "ban": None,
         "key_words": "address '192.0.2.9'",
+        "retries": "",
         "is_shedder": False,
         "priority": None,
     }

@@ -214,5 +214,7 @@ def _print(explained: Any, console: Console) -> None:
         say(f"{one.rule}{shadow}: applies: key {key}, {charge}{other}{priority}")
         for limit in one.limits:
             say(f"  {limit.name}: {limit.algorithm}, {limit.allowance}")
+        if one.retries:
+            say(f"  {one.retries}")
         if one.ban is not None:
             say(f"  banned after too many denials: {one.ban}")

@@ -30,7 +30,7 @@ from forebay.rules.conditions import (
     none_outside,
 )
 from forebay.rules.keys import Functions, RuleKey, Sources, key_function, rule_key
-from forebay.rules.model import FileRule, Limit, Override, RuleFile
+from forebay.rules.model import FileRule, Limit, Override, RequestIdPart, RuleFile
 from forebay.rules.overrides import (
     DENIED,
     DENY,
@@ -47,15 +47,24 @@ from forebay.rules.problems import Problems, did_you_mean
 from forebay.rules.reading import BROKEN
 from forebay.rules.refusals import BuiltDeny, Refusals
 from forebay.rules.shedders import BuiltShedder, PrioritizedRule, Shedders
+from forebay.rules.together import Together
 from forebay.store import Store
-from forebay.web import ByteRate, ClientAddress, Rule
+from forebay.web import ByteRate, ClientAddress, RequestId, Rule
 from forebay.web.patterns import TOKEN, RequestPattern
 
 with Needs("rules", __name__):
     import msgspec
     from msgspec import UNSET
 
-__all__ = ["Built", "BuiltPriority", "BuiltRule", "build", "client_of", "make_limiter", "parameters_of"]
+__all__ = [
+    "Built",
+    "BuiltPriority",
+    "BuiltRule",
+    "build",
+    "client_of",
+    "make_limiter",
+    "parameters_of",
+]
 
 _KINDS: Final[Mapping[type, Any]] = {
     model.TokenBucketLimit: TokenBucket,
@@ -69,7 +78,7 @@ _KINDS: Final[Mapping[type, Any]] = {
 }
 # Words of a rule that become options of a ByteRate, words that no ByteRate has, and words that only a ByteRate has.
 _OF_BODIES: Final = ("path", "methods", "ignore_case", "key", "tiers", "tier", "exempt")
-_OF_REQUESTS: Final = ("ban", "cost", "charge_on", "delay", "most_delayed", "response", "shadow")
+_OF_REQUESTS: Final = ("ban", "request_id", "cost", "charge_on", "delay", "most_delayed", "response", "shadow")
 _OF_BYTES: Final = ("after", "most_wait", "most_held")
 # Words of a rule that say which requests it is for. A rule without limits has no other words.
 _OF_WHERE: Final = (
@@ -145,6 +154,7 @@ class _Builder:
         self._store, self._functions, self._is_check = store, functions, is_check
         self._client = ClientAddress()
         self._limiters: dict[str, Any] = {}
+        self._request_ids: dict[Path, RequestId] = {}
         # Also of limits with a problem, which have no limiter.
         limits = document.data.get("limits") if isinstance(document.data, dict) else None
         self._names = [name for name in limits if name] if isinstance(limits, dict) else []
@@ -161,12 +171,14 @@ class _Builder:
             self._file, self._document, self._store, self._functions, self._refuse, self._refuse_word
         )
         built = [self._rule(rule, ("rules", number)) for number, rule in enumerate(self._file.rules)]
-        self._check_names()
+        together = Together(self._file, self._names, self._refuse, self._refuse_word)
+        together.check_names()
         self._refusals.check_names(rule for rule in self._file.rules if rule is not BROKEN)
         are_valid = bool(self._file.rules) and BROKEN not in self._file.rules
         if are_valid:
-            self._check_tiers()
-            self._check_limits()
+            together.check_tiers()
+            together.check_limits()
+            together.check_request_ids(self._request_ids)
         shedders = self._shedders.build(are_rules_valid=are_valid and None not in built)
         self._problems.raise_if_any()
         return [*denies, *shedders, *[rule for rule in built if rule is not None]]
@@ -304,7 +316,7 @@ class _Builder:
             return []
         response = response_of(spec)
         overrides = options["exempt"].overrides
-        denying = dict.fromkeys(("ban", "charge_on", "delay", "most_delayed"), None)
+        denying = dict.fromkeys(("ban", "request_id", "charge_on", "delay", "most_delayed"), None)
         denying |= {"cost": 2, "status": response.status if response else DENIED}
         denying["answer"] = denied_answer(response, overrides)
         return self._made([limiter], {**options, **denying}, path)
@@ -343,6 +355,8 @@ class _Builder:
             spec, "path", "methods", "ignore_case", "cost", "delay", "most_delayed", "shadow"
         )
         options |= self._refusals.ban_of(spec, path)
+        if spec.request_id is not UNSET:
+            options["request_id"] = self._request_id(spec.request_id, (*path, "request_id"))
         if spec.delay:
             try:
                 as_delay_ns(spec.delay, "delay is")
@@ -358,6 +372,16 @@ class _Builder:
         except InvalidLimiter as error:
             self._refuse((*path, "response"), error)
         return options if self._problems.count == count else None
+
+    def _request_id(self, given: RequestIdPart, path: Path) -> RequestId | None:
+        for word in ("field", "lasts"):
+            try:
+                RequestId(**_given(given, word))
+            except (InvalidLimiter, InvalidRate) as error:
+                self._refuse((*path, word), error)
+                return None
+        self._request_ids[path] = found = RequestId(**_given(given))
+        return found
 
     def _tiers(self, spec: FileRule, path: Path) -> tuple[Mapping[str, None] | None, Any]:
         """`tiers` and `tier` of a ``Rule``: those for which the rule is not are without a limit.
@@ -427,56 +451,6 @@ class _Builder:
                 self._refuse((*place, "key"), "another override of the rule has this key: leave one out")
             by_key[each] = override
         return Overrides(key, by_key, spec)
-
-    # The file as a whole
-
-    def _check_names(self) -> None:
-        names: dict[str, int] = {}
-        seen: dict[str, int] = {}
-        for number, rule in enumerate(self._file.rules):
-            if rule is BROKEN:
-                continue
-            first = names.setdefault(rule.name, number)
-            if first != number:
-                self._refuse(("rules", number, "name"), f"rules[{first}] has the name {short_repr(rule.name)}, too")
-            first = seen.setdefault(repr(msgspec.structs.replace(rule, name="")), number)
-            if first != number:
-                self._refuse_word(
-                    ("rules", number), f"it repeats rules[{first}], so each request would be charged twice"
-                )
-
-    def _check_limits(self) -> None:
-        by_unit: dict[bool, set[str]] = {True: set(), False: set()}
-        for rule in self._file.rules:
-            canary = rule.canary.limits if rule.canary else ()
-            for names in (rule.limits or (), canary, *(one.limits or () for one in rule.overrides)):
-                by_unit[bool(rule.bytes)].update(names)
-        used = by_unit[True] | by_unit[False]
-        for name in by_unit[True] & by_unit[False]:
-            reason = "a rule with bytes names it, and one without: make two limits, of bytes and of requests"
-            self._refuse_word(("limits", name), reason)
-        for name in self._names:
-            if name not in used:
-                reason = f"no rule names the limit {short_repr(name)}: name it, or leave it out"
-                self._refuse_word(("limits", name), reason)
-
-    def _check_tiers(self) -> None:
-        """Each tier is one of a rule's, or is excepted from one: else it would have no limit by mistake.
-
-        A file may have tiers for priorities only. Its limits hold for all tiers then.
-        """
-        known = self._file.tiers or []
-        by_tier = [rule for rule in self._file.rules if rule.tier or rule.except_tier]
-        limiting = [rule for rule in by_tier if rule.limits]
-        named = {name for rule in limiting for name in (known if rule.except_tier else rule.tier or ())}
-        if by_tier and not limiting:
-            named = {*known}
-        for number, name in enumerate(known):
-            if name in known[:number]:
-                self._refuse(("tiers", number), f"the tier {short_repr(name)} is here twice: leave one out")
-            elif name not in named:
-                reason = f"no rule's tier or except_tier is about {short_repr(name)}: name it, or leave it out"
-                self._refuse(("tiers", number), reason)
 
 
 def client_of(file: RuleFile) -> ClientAddress:

@@ -60,6 +60,8 @@ class Explanation:
     """The name of the ban of its key, after too many denials."""
     key_words: str = ""
     """The key, for a person."""
+    retries: str = ""
+    """The requests that are charged once, in words; empty if each is charged."""
     is_shedder: bool = False
     """Whether it is a shedder: one that is for a request may deny it by the load."""
     priority: str | None = None
@@ -126,8 +128,19 @@ def _explanation(built: BuiltRule | BuiltPriority, request: Request) -> Explanat
         *(spec.name, True, (), texts, spec.cost, limits, what, until, spec.shadow, spec.bytes or ""),
         ban=ban,
         key_words=in_words(key),
+        retries=_retries(built),
         priority=priority,
     )
+
+
+def _retries(built: BuiltRule) -> str:
+    [rule, *_] = built.rules[None]
+    ids = rule.request_id if isinstance(rule, Rule) else None
+    if ids is None:
+        return ""
+    times = f"{ids.retries} times" if ids.retries > 1 else "once"
+    lasts = "" if not isinstance(ids.lasts, str) else f" within {ids.lasts}"
+    return f"a retry with the same {ids.field} is not charged again, up to {times}{lasts}"
 
 
 def _reasons(built: Built, request: Request) -> list[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "Limit",
     "MinIntervalLimit",
     "Override",
+    "RequestIdPart",
     "ReservedSlotsShedder",
     "Response",
     "RuleFile",
@@ -284,6 +285,14 @@ class Canary(_Part):
     limits: Annotated[list[Name], Meta(min_length=1, description="a list of names of limits")]
 
 
+class RequestIdPart(_Part):
+    """A ``RequestId``: `retries` of a request with the same value of `field` aren't charged again."""
+
+    field: Annotated[str, Meta(description='a header field such as "Idempotency-Key"')] | UnsetType = UNSET
+    retries: Annotated[int, Meta(ge=1, le=100, description="a whole number from 1 to 100")] | UnsetType = UNSET
+    lasts: DurationText | UnsetType = UNSET
+
+
 class BanPart(_Part):
     """Denies a key for a while after so many denials."""
 
@@ -327,6 +336,7 @@ class FileRule(_Part):
     cost: Count = 1
     charge_on: Annotated[list[StatusText], Meta(min_length=1)] | UnsetType = UNSET
     ban: Name | UnsetType = UNSET
+    request_id: RequestIdPart | UnsetType = UNSET
     delay: DurationText | UnsetType = UNSET
     most_delayed: Count | UnsetType = UNSET
     bytes: Literal["responses", "requests"] | UnsetType = UNSET

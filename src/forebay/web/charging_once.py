@@ -14,7 +14,12 @@ from forebay.web.request import Request
 from forebay.web.request_ids import RequestId
 from forebay.web.rules import Rule
 
-__all__ = ["ChargedOnce", "check_together"]
+__all__ = ["ChargedOnce", "check_together", "name_of_attempts"]
+
+
+def name_of_attempts(limiter: str) -> str:
+    """The name of the limiter that counts the attempts of each request id, beside the limiter of a rule."""
+    return f"{limiter} attempts"
 
 
 def check_together(rules: Iterable[Rule]) -> None:
@@ -54,7 +59,7 @@ class ChargedOnce:
         first = self._limiters[0]
         rate = Rate(ids.retries + 1, ids.lasts)
         self._margin_ns = rate.period_ns // 100
-        self._attempts = FixedWindow(first.store, f"{first.name} attempts", rate, align="first")
+        self._attempts = FixedWindow(first.store, name_of_attempts(first.name), rate, align="first")
 
     def charge(self, request: Request, keys: list[Any], costs: list[int]) -> tuple[bool, list[Decision]]:
         """Whether the request is allowed, and the decision of each rule."""

@@ -15,9 +15,13 @@ from forebay.rules.model import Limit
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
 from forebay.rules.shedders import names_of_shedders
+from forebay.rules.shedders import names_of_shedders
+from forebay.rules.together import names_of_limits
 from forebay.store import Store
 from forebay.web import ByteRate, Deny, Rule, Shed
+from forebay.web import ByteRate, Deny, Rule, Shed
 from forebay.web.bans import names_of_limiters
+from forebay.web.charging_once import name_of_attempts
 
 __all__ = ["Version", "checked_limits", "make_version"]
 
@@ -61,8 +65,9 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
     spec = read_rule_file(document, problems)
     # Limiters of the version before live on, and count apart if they must.
     bans = [limiter for name in spec.bans or () for limiter in names_of_limiters(name)]
+    attempts = [name_of_attempts(name) for rule in spec.rules if rule.request_id for name in names_of_limits(rule)]
     slots = [limiter for names in names_of_shedders(spec).values() for limiter in names]
-    for name in (*spec.limits, *bans, *slots, MARKS):
+    for name in (*spec.limits, *bans, *slots, *attempts, MARKS):
         store.names.expect_several(name)
     built = build(spec, document, store, functions, problems)
     rules = []
