@@ -17,8 +17,8 @@ ALGORITHMS = (
 )
 RULE_WORDS = (
     "allowed: address, after, ban, bytes, canary, charge_on, cost, delay, except_address, except_tier, headers, "
-    "ignore_case, key, limits, methods, most_delayed, most_held, most_wait, name, overrides, path, priority, "
-    "request_id, response, shadow, tier"
+    "ignore_case, key, limits, methods, most_delayed, most_held, most_wait, name, otherwise, overrides, path, "
+    "priority, request_id, response, shadow, tier"
 )
 DURATIONS = (
     'the accepted forms are "2s", "500 ms", "1.5 minutes", a number of seconds and a timedelta, with the units ms, '

@@ -78,7 +78,17 @@ _KINDS: Final[Mapping[type, Any]] = {
 }
 # Words of a rule that become options of a ByteRate, words that no ByteRate has, and words that only a ByteRate has.
 _OF_BODIES: Final = ("path", "methods", "ignore_case", "key", "tiers", "tier", "exempt")
-_OF_REQUESTS: Final = ("ban", "request_id", "cost", "charge_on", "delay", "most_delayed", "response", "shadow")
+_OF_REQUESTS: Final = (
+    "ban",
+    "request_id",
+    "cost",
+    "charge_on",
+    "delay",
+    "most_delayed",
+    "response",
+    "shadow",
+    "otherwise",
+)
 _OF_BYTES: Final = ("after", "most_wait", "most_held")
 # Words of a rule that say which requests it is for. A rule without limits has no other words.
 _OF_WHERE: Final = (
@@ -247,11 +257,14 @@ class _Builder:
             return None
         options["key"] = key_function(key, texts, self._client)
         rules: dict[Effect, Sequence[Rule | ByteRate]] = {}
+        tiers = options["tier"], frozenset(options["tiers"] or ())
+        has_default = any(rule.otherwise for rule in self._file.rules)
+        is_partial = bool(conditions or spec.overrides or spec.canary or (has_default and tiers[1]))
         if any(override.deny for override in spec.overrides):
-            rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY)}, path)
+            rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY, *tiers)}, path)
         # The rule's own limits come last: if an override ends between these decisions, both hold and not none.
         for effect, limiters in reversed(groups.items()):
-            exempt = Unless(conditions, overrides, effect) if conditions or spec.overrides or spec.canary else None
+            exempt = Unless(conditions, overrides, effect, *tiers) if is_partial else None
             of_effect = {**options, "exempt": exempt}
             rules[effect] = (
                 self._metering(spec, limiters, of_effect, path) if spec.bytes else self._made(limiters, of_effect, path)
@@ -352,7 +365,7 @@ class _Builder:
             except InvalidLimiter as error:
                 self._refuse((*path, word), error)
         options: dict[str, Any] = _given(
-            spec, "path", "methods", "ignore_case", "cost", "delay", "most_delayed", "shadow"
+            spec, "path", "methods", "ignore_case", "cost", "delay", "most_delayed", "shadow", "otherwise"
         )
         options |= self._refusals.ban_of(spec, path)
         if spec.request_id is not UNSET:

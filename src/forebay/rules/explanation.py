@@ -14,6 +14,7 @@ from forebay.rules.overrides import DENY
 from forebay.rules.refusals import BuiltDeny
 from forebay.rules.shedders import BuiltShedder
 from forebay.web import ByteRate, Request, Rule
+from forebay.web.defaults import owns_requests
 from forebay.web.header_fields import allowance
 from forebay.web.patterns import RequestPattern
 
@@ -70,15 +71,23 @@ class Explanation:
 
 def explain(built: Sequence[Built], request: Request) -> list[Explanation]:
     """One for each deny list of the file, then one for each shedder, then one for each rule, in their order."""
-    return [_explanation_of(rule, request) for rule in built]
+    owner = next((one.spec.name for one in built if isinstance(one, BuiltRule) and _owns(one, request)), None)
+    return [_explanation_of(rule, request, owner) for rule in built]
 
 
-def _explanation_of(built: Built, request: Request) -> Explanation:
+def _owns(built: BuiltRule, request: Request) -> bool:
+    """Whether a rule owns a request, so that no default is for it. See ``forebay.web.defaults``."""
+    rules = [rule for rule in built.rules[None] if isinstance(rule, Rule) and owns_requests(rule)]
+    is_certain = bool(rules) and rules[0].where.is_certain(request.methods, request.paths)
+    return is_certain and all(condition.holds(request) for condition in built.conditions)
+
+
+def _explanation_of(built: Built, request: Request, owner: str | None) -> Explanation:
     if isinstance(built, BuiltDeny):
         return _explanation_of_list(built, request)
     if isinstance(built, BuiltShedder):
         return _explanation_of_shedder(built, request)
-    return _explanation(built, request)
+    return _explanation(built, request, owner)
 
 
 def _explanation_of_shedder(built: BuiltShedder, request: Request) -> Explanation:
@@ -105,9 +114,11 @@ def _explanation_of_list(built: BuiltDeny, request: Request) -> Explanation:
     )
 
 
-def _explanation(built: BuiltRule | BuiltPriority, request: Request) -> Explanation:
+def _explanation(built: BuiltRule | BuiltPriority, request: Request, owner: str | None) -> Explanation:
     spec = built.spec
     reasons = tuple(_reasons(built, request))
+    if spec.otherwise and owner is not None:
+        reasons = (*reasons, f"the rule {short_repr(owner)} is")
     priority = spec.priority or None
     if isinstance(built, BuiltPriority):
         return Explanation(spec.name, not reasons, reasons, (), 0, (), "", None, False, priority=priority)

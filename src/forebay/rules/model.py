@@ -345,6 +345,7 @@ class FileRule(_Part):
     most_held: Count | UnsetType = UNSET
     response: Response | UnsetType = UNSET
     shadow: Switch = False
+    otherwise: Switch = False
     canary: Canary | UnsetType = UNSET
     overrides: list[Override] = []
 

@@ -15,6 +15,8 @@ from forebay.web import Answer, Denial, Request
 from forebay.web.answers import quota_exceeded, retry_after
 from forebay.web.canaries import Chosen
 from forebay.web.client import UnknownPeer
+from forebay.web.defaults import Concerned
+from forebay.web.functions import result_of
 from forebay.web.rules import check_answer
 
 __all__ = [
@@ -76,15 +78,18 @@ def effect_of(override: Override | None) -> Effect:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Unless:
+class Unless(Concerned):
     """Whether a rule is not for a request: the function for the `exempt` of a ``Rule``.
 
-    It is for a request if all `conditions` hold, and the override of the request's key has this `effect`.
+    It is for a request if all `conditions` hold, and the override of the request's key has this `effect`. The tiers of
+    the ``Rule`` are conditions of a rule of the file, too: it isn't for those that are `lifted`.
     """
 
     conditions: Sequence[Condition]
     overrides: Overrides
     effect: Effect
+    tier: Any = None
+    lifted: frozenset[str] = frozenset()
 
     def __call__(self, request: Request) -> bool:
         # A generator would take as long as the conditions.
@@ -92,6 +97,12 @@ class Unless:
             if not condition.holds(request):
                 return True
         return self.overrides.effect(request) != self.effect
+
+    def concerns(self, request: Request) -> bool:
+        """Whether all conditions hold, whatever the override of the key is."""
+        return all(condition.holds(request) for condition in self.conditions) and (
+            not self.lifted or result_of(self.tier, request) not in self.lifted
+        )
 
 
 def response_of(rule: FileRule | FileDeny | Shedder, status: int = 429) -> Answer | None:
