@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.rules.building import build
+from forebay.rules.building import BuiltRule, build
 from forebay.rules.keys import Functions
 from forebay.rules.live.carrying import MARKS, carried
 from forebay.rules.live.publication import Publication
@@ -15,10 +15,8 @@ from forebay.rules.model import Limit
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
 from forebay.rules.shedders import names_of_shedders
-from forebay.rules.shedders import names_of_shedders
 from forebay.rules.together import names_of_limits
 from forebay.store import Store
-from forebay.web import ByteRate, Deny, Rule, Shed
 from forebay.web import ByteRate, Deny, Rule, Shed
 from forebay.web.bans import names_of_limiters
 from forebay.web.charging_once import name_of_attempts
@@ -75,7 +73,7 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
         for effect, of_effect in one.rules.items():
             for rule in of_effect:
                 live = carried(rule, publication.limits, store)
-                if not isinstance(live, (Deny, Shed)):
+                if isinstance(one, BuiltRule) and not isinstance(live, (Deny, Shed)):
                     # Requests that a version holds back count for the next one, too.
                     live.held_back.count_as((store, one.spec.name, effect, live.limiter.name))
                 rules.append(live)
