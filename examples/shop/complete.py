@@ -12,8 +12,7 @@ from pathlib import Path
 
 from forebay import Store
 from forebay.rules import FileSource, LiveRules
-from forebay.shedding import ReservedSlots
-from forebay.web import Shed, WSGIMiddleware
+from forebay.web import WSGIMiddleware
 
 ACCOUNTS = {"secret-of-ada": ("ada", "pro"), "secret-of-ci": ("ci", "internal"), "secret-of-bob": ("bob", "free")}
 """The account and the plan of each API key. Without a key a client has the free plan, and counts by its address."""
@@ -31,10 +30,6 @@ def plan(request):
     return ACCOUNTS.get(request.header("X-API-Key"), (None, "free"))[1]
 
 
-def importance(request):
-    return "orders" if request.path == "/orders" else "other"
-
-
 def shop(environ, start_response):
     path = environ["PATH_INFO"]
     if path.startswith("/files/"):
@@ -47,7 +42,4 @@ def shop(environ, start_response):
     return [body]
 
 
-limited = WSGIMiddleware(shop, LiveRules(FileSource(LIMITS), store=store, tier=plan, user=account))
-# Around the limits: at most 64 requests at one time, of which 16 places are for orders alone.
-places = ReservedSlots(store, "places", 64, {"orders": "25%", "other": 0})
-app = WSGIMiddleware(limited, [Shed(places, priority=importance)])
+app = WSGIMiddleware(shop, LiveRules(FileSource(LIMITS), store=store, tier=plan, user=account))

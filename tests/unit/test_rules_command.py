@@ -50,6 +50,7 @@ def test_check_counts_and_names_overrides_that_have_ended(file: Path) -> None:
         "limits": 1,
         "rules": 1,
         "deny": 0,
+        "shedders": 0,
         "ended_deny": [],
         "ended_overrides": [{"rule": "api", "override": 0, "until": "2020-01-01T00:00:00+00:00"}],
     }
@@ -105,6 +106,10 @@ def test_explain_has_keys_limits_costs_and_reasons(file: Path) -> None:
         "bytes": "",
         "is_list": False,
         "ban": None,
+        "key_words": "address '192.0.2.9'",
+        "retries": "",
+        "is_shedder": False,
+        "priority": None,
     }
     # An override that has ended, one that has not, and another path.
     assert explained(file, "/a", "--client", "192.0.2.1")["limits"] == rule["limits"]
@@ -130,7 +135,7 @@ def test_explain_names_each_reason(file: Path) -> None:
     )
     headers = ("--header", "X-A: b1", "--header", "x-c: d")
     result = run("explain", file, "PUT /", "--client", "10.0.0.1", *headers, "--tier", "free")
-    assert result.stdout == "api: applies: key '10.0.0.1', cost 1\n  api: FixedWindow, 5 requests per hour\n"
+    assert result.stdout == "api: applies: key address '10.0.0.1', cost 1\n  api: FixedWindow, 5 requests per hour\n"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def test_explain_shows_the_rate_of_bytes(tmp_path: Path) -> None:
     )
     result = run("explain", file, "/files/film", "--client", "10.0.0.1")
     assert result.stdout == (
-        "files: applies: key '10.0.0.1', bytes of responses\n  slow: TokenBucket, 1000 bytes per second\n"
+        "files: applies: key address '10.0.0.1', bytes of responses\n  slow: TokenBucket, 1000 bytes per second\n"
     )
 
 

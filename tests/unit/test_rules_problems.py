@@ -17,8 +17,8 @@ ALGORITHMS = (
 )
 RULE_WORDS = (
     "allowed: address, after, ban, bytes, canary, charge_on, cost, delay, except_address, except_tier, headers, "
-    "ignore_case, key, limits, methods, most_delayed, most_held, most_wait, name, overrides, path, response, shadow, "
-    "tier"
+    "ignore_case, key, limits, methods, most_delayed, most_held, most_wait, name, otherwise, overrides, path, "
+    "priority, request_id, response, shadow, tier"
 )
 DURATIONS = (
     'the accepted forms are "2s", "500 ms", "1.5 minutes", a number of seconds and a timedelta, with the units ms, '
@@ -54,7 +54,7 @@ def override(body: str) -> str:
         (
             "stores = 5\n" + FILE,
             "1:1: 'stores' is no word of the file: did you mean 'store'? allowed: bans, client, deny, "
-            "limits, rules, store, tiers, version",
+            "limits, rules, shedders, store, tiers, version",
         ),
         ("store = 5\n" + FILE, '1:9: store is a URL such as "shm:///shop?keys=1000000", not 5'),
         # Limits
@@ -131,7 +131,7 @@ def override(body: str) -> str:
             'header="X-Forwarded-For", or the field that they set',
         ),
         # Rules
-        (rule("priority = 3"), f"8:1: 'priority' is no word of rules[0]: {RULE_WORDS}"),
+        (rule("weight = 3"), f"8:1: 'weight' is no word of rules[0]: {RULE_WORDS}"),
         (
             rule('exept_tier = ["a"]'),
             f"8:1: 'exept_tier' is no word of rules[0]: did you mean 'except_tier'? {RULE_WORDS}",

@@ -241,7 +241,7 @@ def test_explain_shows_lists_and_bans(tmp_path: Path) -> None:
     assert explained(file, "/a", "--client", "192.0.2.1") == (
         "scrapers: refused until 2999-01-01T00:00:00+00:00, by the deny list\n"
         "over: not for this request: it has ended, at 2020-01-01T00:00:00+00:00\n"
-        "api: applies: key '192.0.2.1', cost 1\n"
+        "api: applies: key address '192.0.2.1', cost 1\n"
         "  api: FixedWindow, 5 requests per hour\n"
         "  banned after too many denials: guessers\n"
     )

@@ -19,7 +19,7 @@ from forebay import (
     Store,
     TokenBucket,
 )
-from forebay.redis import LeasedStore, RedisStore
+from forebay.redis import RedisStore
 from forebay.testing import ManualClock
 from forebay.web import Ban, RequestId, Rule, everyone, header
 
@@ -280,11 +280,9 @@ def test_rules_that_cannot_take_ids_are_refused(store: Store, limit: FixedWindow
     with pytest.raises(InvalidLimiter, match=r"the rule of <TokenBucket 'held back'.* has a request_id and delay"):
         Rule(TokenBucket(store, "held back", "1/second"), request_id=IDS, delay="2s")
     with RedisStore("redis://127.0.0.1:1") as redis:
-        over_redis = TokenBucket(redis, "over redis", "1/second")
-        with pytest.raises(InvalidLimiter, match="takes no request_id: it is for limiters of a Store"):
-            Rule(over_redis, request_id=IDS)
-        with pytest.raises(InvalidLimiter, match=r"can't stand beside the rule of <FixedWindow 'orders'"):
-            Site("wsgi", [Rule(limit, request_id=IDS), Rule(over_redis)])
+        over_redis = Rule(TokenBucket(redis, "over redis", "1/second"), path="/there", request_id=IDS)
+        with pytest.raises(InvalidLimiter, match="need the same request_id and one store"):
+            Site("wsgi", [Rule(limit, path="/here", request_id=IDS), over_redis])
     with (
         Store.private(keys=10, on_full="allow") as careless,
         pytest.raises(InvalidLimiter, match="on_full='allow' would let any number of retries pass uncounted"),
@@ -293,14 +291,5 @@ def test_rules_that_cannot_take_ids_are_refused(store: Store, limit: FixedWindow
     with Store.private(keys=10) as another:
         other = Rule(FixedWindow(another, "other", "1/day"), path="/other", request_id=IDS)
         for rule in (other, Rule(limit, path="/other", request_id=RequestId(retries=1))):
-            with pytest.raises(InvalidLimiter, match="need the same request_id and one Store"):
+            with pytest.raises(InvalidLimiter, match="need the same request_id and one store"):
                 Site("wsgi", [Rule(limit, path="/orders", request_id=IDS), rule])
-
-
-def test_leased_limiters_take_no_ids(store: Store) -> None:
-    with (
-        RedisStore("redis://127.0.0.1:1") as redis,
-        LeasedStore(redis, store) as leased,
-        pytest.raises(InvalidLimiter, match="takes no request_id: it is for limiters of a Store"),
-    ):
-        Rule(TokenBucket(leased, "leased", "1/second"), request_id=IDS)

@@ -65,10 +65,12 @@ def check_command(file: Path, as_json: bool) -> None:
         ]
         if as_json:
             counts: dict[str, Any] = {"limits": len(spec.limits), "rules": len(spec.rules), "deny": len(denies)}
+            counts["shedders"] = len(spec.shedders or {})
             counts |= {"ended_overrides": ended, "ended_deny": ended_lists}
             print_json(problems=[], **counts)
             return
         lists = f", deny lists: {len(denies)}" if denies else ""
+        lists += f", shedders: {len(spec.shedders)}" if spec.shedders else ""
         say(f"{printable(str(file))} is valid: limits: {len(spec.limits)}, rules: {len(spec.rules)}{lists}")
         for one in ended_lists:
             say(printable(f"deny list {one['deny']!r} has ended, at {one['until']}"))
@@ -93,8 +95,8 @@ def explain_command(
     user: str | None,
     as_json: bool,
 ) -> None:
-    """Show which rules and deny lists of FILE are for a REQUEST such as "POST /login", why the others aren't, and keys,
-    limits and costs.
+    """Show which rules, shedders and deny lists of FILE are for a REQUEST such as "POST /login", why the others
+    aren't, and keys, limits and costs.
 
     Charges nothing, and opens no store. Exits with 0, with 1 if the file has problems, with 2 if the request can't be
     explained.
@@ -180,15 +182,25 @@ def _print(explained: Any, console: Console) -> None:
             until = f" until {one.until.isoformat()}" if one.until else ""
             say(f"{one.rule}: refused{until}, by the deny list")
             continue
-        key = " ".join(map(repr, one.key))
+        priority = "" if one.priority is None else f", priority {one.priority!r}"
+        if one.is_shedder:
+            [shedder] = one.limits
+            say(f"{one.rule}: denies by the load{priority}: {shedder.algorithm}, {shedder.allowance}")
+            continue
+        if not one.key:
+            say(f"{one.rule}: applies{priority}")
+            continue
+        key = one.key_words
         until = f" until {one.until.isoformat()}, by an override" if one.until else ""
         if one.override in ("exempt", "deny"):
-            say(f"{one.rule}{shadow}: {'exempt' if one.override == 'exempt' else 'denied'}{until}: key {key}")
+            say(f"{one.rule}{shadow}: {'exempt' if one.override == 'exempt' else 'denied'}{until}: key {key}{priority}")
             continue
         charge = f"bytes of {one.bytes}" if one.bytes else f"cost {one.cost}"
         other = ", other limits, by its canary" if one.override == "canary" else until and f", other limits{until}"
-        say(f"{one.rule}{shadow}: applies: key {key}, {charge}{other}")
+        say(f"{one.rule}{shadow}: applies: key {key}, {charge}{other}{priority}")
         for limit in one.limits:
             say(f"  {limit.name}: {limit.algorithm}, {limit.allowance}")
+        if one.retries:
+            say(f"  {one.retries}")
         if one.ban is not None:
             say(f"  banned after too many denials: {one.ban}")

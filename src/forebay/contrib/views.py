@@ -256,6 +256,11 @@ def rules_of(limits: Iterable[Limit], options: RuleOptions, name: str | None = N
                 raise InvalidLimiter(
                     f"{', '.join(options)}: beside a {kind}, an option belongs into it, {kind}(limiter, ...)"
                 )
+            if isinstance(limit, Rule) and limit.otherwise:
+                raise InvalidLimiter(
+                    f"the rule of {limit.limiter!r} is a default, for an application and not for a view: give it with "
+                    "the application's rules, or leave otherwise out"
+                )
             rules.append(limit)
         elif isinstance(limit, (Shed, BodyLimit, ByteRate, VersionedRules)):
             kind = type(limit).__name__

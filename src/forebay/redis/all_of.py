@@ -206,11 +206,16 @@ class AllOfCommands:
             raise ttl_without_id(request_ttl)
         if request_id is None:
             return binding((yield from self._decide(HIT, key, cost)))
+        return binding((yield from self.hit_each_once(key, cost, request_id, request_ttl)))
+
+    def hit_each_once(
+        self, key: Keys, cost: Costs, request_id: Key, request_ttl: Duration | None
+    ) -> CommandFlow[list[Decision]]:
         parts = self._of_one_request(self.parts(key, cost))
         command = self._judging(HIT, parts)
         if any(part.charge.cost for part in parts):
             remember(command, [part.charge for part in parts], request_id, request_ttl)
-        return binding(decisions((yield command)))
+        return decisions((yield command))
 
     def _of_one_request(self, parts: list[Part]) -> list[Part]:
         """The parts, if one script can charge them and remember the request. Raises ``InvalidLimiter``."""
@@ -421,6 +426,18 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         commands = self._commands
         return self._executor.run_within(
             patience, commands.hit_each(key, cost), lambda: commands.fallback.hit_each(key, cost)
+        )
+
+    @operation
+    def hit_each_once(
+        self, patience: Patience, key: Keys, cost: Costs, request_id: Key, request_ttl: Duration
+    ) -> Pending[list[Decision]]:
+        """For the web: ``hit`` with an id, for no longer than a request waits, and the decision of each limit."""
+        commands = self._commands
+        return self._executor.run_within(
+            patience,
+            commands.hit_each_once(key, cost, request_id, request_ttl),
+            lambda: commands.fallback.hit_each_once(key, cost, request_id, request_ttl),
         )
 
     @operation

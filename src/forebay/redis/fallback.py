@@ -122,6 +122,9 @@ class AllowFallback:
         self._give_unleased(key, cost)
         return list(map(_allowed, self._limiters))
 
+    def hit_each_once(self, key: Any, cost: Any, request_id: Any, request_ttl: Any) -> list[Decision]:
+        return list(map(_allowed, self._limiters))
+
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return _allowed(min(self._limiters, key=lambda limiter: limiter.limit))
 
@@ -315,6 +318,13 @@ class HostSharesFallback:
         if all(decisions):
             self._gave(key, cost)
         return [share.in_own_name(decision) for share, decision in zip(self._shares, decisions, strict=True)]
+
+    def hit_each_once(self, key: Any, cost: Any, request_id: Any, request_ttl: Any) -> list[Decision]:
+        decision = self.hit(key, cost, request_id=request_id, request_ttl=request_ttl)
+        lists = listed(key, 0 if decision else cost, len(self._shares))
+        each = [share.peek(its_key, its_cost) for share, its_key, its_cost in zip(self._shares, *lists, strict=True)]
+        # Permits may have come back since.
+        return [decision] * len(each) if all(each) and not decision else each
 
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return self._in_own_name(self._ask(self._native.peek, key, cost))

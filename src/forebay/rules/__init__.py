@@ -2,8 +2,8 @@
 
 The stages: `reading` turns bytes into structs (`model`), and finds problems of words and values with their places
 (`toml`, `yaml`, `places`, `problems`). `building` turns structs into limiters and rules (`keys`, `conditions`,
-`overrides`, `refusals`), and finds problems of their meaning. `loading` does both, and `explanation` shows what the
-rules do with one request. `live` publishes rules that change while the application runs.
+`overrides`, `refusals`, `shedders`), and finds problems of their meaning (`together`). `loading` does both, and
+`explanation` shows what the rules do with one request. `live` publishes rules that change while the application runs.
 """
 
 from forebay.errors import RuleFileProblem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from forebay.core.kinds import (
     BucketedWindow,
@@ -30,32 +30,41 @@ from forebay.rules.conditions import (
     none_outside,
 )
 from forebay.rules.keys import Functions, RuleKey, Sources, key_function, rule_key
-from forebay.rules.model import FileRule, Limit, Override, RuleFile
+from forebay.rules.model import FileRule, Limit, Override, RequestIdPart, RuleFile
 from forebay.rules.overrides import (
     DENIED,
     DENY,
     Effect,
     Overrides,
     Unless,
-    answer_with_fields,
     denied_answer,
     effect_of,
     response_of,
+    response_options,
 )
 from forebay.rules.places import Document, Path, path_text
 from forebay.rules.problems import Problems, did_you_mean
 from forebay.rules.reading import BROKEN
 from forebay.rules.refusals import BuiltDeny, Refusals
+from forebay.rules.shedders import BuiltShedder, PrioritizedRule, Shedders
+from forebay.rules.together import Together
 from forebay.store import Store
-from forebay.web import ByteRate, ClientAddress, Rule
+from forebay.web import ByteRate, ClientAddress, RequestId, Rule
 from forebay.web.patterns import TOKEN, RequestPattern
-from forebay.web.rules import check_answer
 
 with Needs("rules", __name__):
     import msgspec
     from msgspec import UNSET
 
-__all__ = ["BuiltRule", "build", "client_of", "make_limiter", "parameters_of"]
+__all__ = [
+    "Built",
+    "BuiltPriority",
+    "BuiltRule",
+    "build",
+    "client_of",
+    "make_limiter",
+    "parameters_of",
+]
 
 _KINDS: Final[Mapping[type, Any]] = {
     model.TokenBucketLimit: TokenBucket,
@@ -69,8 +78,23 @@ _KINDS: Final[Mapping[type, Any]] = {
 }
 # Words of a rule that become options of a ByteRate, words that no ByteRate has, and words that only a ByteRate has.
 _OF_BODIES: Final = ("path", "methods", "ignore_case", "key", "tiers", "tier", "exempt")
-_OF_REQUESTS: Final = ("ban", "cost", "charge_on", "delay", "most_delayed", "response", "shadow")
+_OF_REQUESTS: Final = (
+    "ban",
+    "request_id",
+    "cost",
+    "charge_on",
+    "delay",
+    "most_delayed",
+    "response",
+    "shadow",
+    "otherwise",
+)
 _OF_BYTES: Final = ("after", "most_wait", "most_held")
+# Words of a rule that say which requests it is for. A rule without limits has no other words.
+_OF_WHERE: Final = (
+    *("name", "priority", "path", "methods", "ignore_case", "headers", "address", "except_address", "tier"),
+    "except_tier",
+)
 _DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(FileRule)}
 
 
@@ -85,10 +109,21 @@ class BuiltRule:
     rules: Mapping[Effect, Sequence[Rule | ByteRate]]
 
 
-def build(
-    file: RuleFile, document: Document, store: Any, functions: Functions, problems: Problems
-) -> list[BuiltDeny | BuiltRule]:
-    """Make the limiters in `store`, the deny lists and the rules.
+@dataclass(frozen=True, slots=True)
+class BuiltPriority:
+    """A rule of the file without limits: it has a priority."""
+
+    spec: FileRule
+    conditions: Sequence[Condition]
+    rules: Mapping[None, Sequence[Rule]]
+    """None."""
+
+
+Built: TypeAlias = BuiltDeny | BuiltShedder | BuiltPriority | BuiltRule
+
+
+def build(file: RuleFile, document: Document, store: Any, functions: Functions, problems: Problems) -> list[Built]:
+    """Make the limiters in `store`, the deny lists, the shedders and the rules.
 
     Raises ``InvalidRuleFile`` with all problems of their meaning.
 
@@ -129,11 +164,12 @@ class _Builder:
         self._store, self._functions, self._is_check = store, functions, is_check
         self._client = ClientAddress()
         self._limiters: dict[str, Any] = {}
+        self._request_ids: dict[Path, RequestId] = {}
         # Also of limits with a problem, which have no limiter.
         limits = document.data.get("limits") if isinstance(document.data, dict) else None
         self._names = [name for name in limits if name] if isinstance(limits, dict) else []
 
-    def build(self) -> list[BuiltDeny | BuiltRule]:
+    def build(self) -> list[Built]:
         self._make_client()
         for name, limit in self._file.limits.items():
             self._make_limiter(name, limit)
@@ -141,14 +177,21 @@ class _Builder:
             self._file, self._document, self._store, self._client, self._refuse, self._refuse_word
         )
         denies = self._refusals.denies()
+        self._shedders = Shedders(
+            self._file, self._document, self._store, self._functions, self._refuse, self._refuse_word
+        )
         built = [self._rule(rule, ("rules", number)) for number, rule in enumerate(self._file.rules)]
-        self._check_names()
+        together = Together(self._file, self._names, self._refuse, self._refuse_word)
+        together.check_names()
         self._refusals.check_names(rule for rule in self._file.rules if rule is not BROKEN)
-        if self._file.rules and BROKEN not in self._file.rules:
-            self._check_tiers()
-            self._check_limits()
+        are_valid = bool(self._file.rules) and BROKEN not in self._file.rules
+        if are_valid:
+            together.check_tiers()
+            together.check_limits()
+            together.check_request_ids(self._request_ids)
+        shedders = self._shedders.build(are_rules_valid=are_valid and None not in built)
         self._problems.raise_if_any()
-        return [*denies, *[rule for rule in built if rule is not None]]
+        return [*denies, *shedders, *[rule for rule in built if rule is not None]]
 
     def _refuse(self, path: Path, reason: object) -> None:
         self._problems.add(self._document.value(path), f"{path_text(path)}: {reason}")
@@ -178,12 +221,18 @@ class _Builder:
 
     # Rules
 
-    def _rule(self, spec: FileRule, path: Path) -> BuiltRule | None:
+    def _rule(self, spec: FileRule, path: Path) -> BuiltRule | BuiltPriority | None:
         """None if it has a problem."""
         if spec is BROKEN:
             return None
         options = self._options(spec, path)
         conditions = self._conditions(spec, path)
+        if options is not None and spec.priority:
+            where = RequestPattern.of(spec.path or None, spec.methods or (), bool(spec.ignore_case))
+            self._shedders.add(PrioritizedRule(spec, where, conditions), path)
+        if not spec.limits:
+            self._check_needless(spec, path)
+            return BuiltPriority(spec, self._explained(conditions, options), {}) if options is not None else None
         sources = Sources(self._client, self._functions, _listed(spec.path), bool(spec.ignore_case))
         texts = _listed(spec.key)
         try:
@@ -208,20 +257,26 @@ class _Builder:
             return None
         options["key"] = key_function(key, texts, self._client)
         rules: dict[Effect, Sequence[Rule | ByteRate]] = {}
+        tiers = options["tier"], frozenset(options["tiers"] or ())
+        has_default = any(rule.otherwise for rule in self._file.rules)
+        is_partial = bool(conditions or spec.overrides or spec.canary or (has_default and tiers[1]))
         if any(override.deny for override in spec.overrides):
-            rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY)}, path)
+            rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY, *tiers)}, path)
         # The rule's own limits come last: if an override ends between these decisions, both hold and not none.
         for effect, limiters in reversed(groups.items()):
-            exempt = Unless(conditions, overrides, effect) if conditions or spec.overrides or spec.canary else None
+            exempt = Unless(conditions, overrides, effect, *tiers) if is_partial else None
             of_effect = {**options, "exempt": exempt}
             rules[effect] = (
                 self._metering(spec, limiters, of_effect, path) if spec.bytes else self._made(limiters, of_effect, path)
             )
-        # The conditions of tiers are the rule's own tiers; these explain them.
+        return BuiltRule(spec, key, self._explained(conditions, options), overrides, rules)
+
+    def _explained(self, conditions: Sequence[Condition], options: Mapping[str, Any]) -> Sequence[Condition]:
+        """With one for the rule's tiers. The tiers of the ``Rule`` decide; this one explains them."""
         lifted = frozenset(options["tiers"] or ())
         if lifted and self._functions.tier is not None:
-            conditions = [*conditions, TierCondition(self._functions.tier, lifted)]
-        return BuiltRule(spec, key, conditions, overrides, rules)
+            return [*conditions, TierCondition(self._functions.tier, lifted)]
+        return conditions
 
     def _made(self, limiters: Sequence[Any], options: Mapping[str, Any], path: Path) -> list[Rule]:
         try:
@@ -241,6 +296,16 @@ class _Builder:
         except (ForebayError, ValueError, TypeError) as error:
             self._refuse_word(path, error)
             return []
+
+    def _check_needless(self, spec: FileRule, path: Path) -> None:
+        """Refuse words that have no meaning without limits."""
+        if not spec.priority:
+            place = self._document.word(path)
+            self._problems.add(place, f"{path_text(path)} lacks limits: a list of names of limits, or a priority")
+            return
+        for word, default in _DEFAULTS.items():
+            if word not in _OF_WHERE and getattr(spec, word) not in (UNSET, default, []):
+                self._refuse((*path, word), f"{word} has no effect on a rule without limits: leave it out")
 
     def _check_bytes(self, spec: FileRule, path: Path) -> None:
         """Refuse words that have no meaning with `bytes`, or without it."""
@@ -264,7 +329,7 @@ class _Builder:
             return []
         response = response_of(spec)
         overrides = options["exempt"].overrides
-        denying = dict.fromkeys(("ban", "charge_on", "delay", "most_delayed"), None)
+        denying = dict.fromkeys(("ban", "request_id", "charge_on", "delay", "most_delayed"), None)
         denying |= {"cost": 2, "status": response.status if response else DENIED}
         denying["answer"] = denied_answer(response, overrides)
         return self._made([limiter], {**options, **denying}, path)
@@ -300,9 +365,11 @@ class _Builder:
             except InvalidLimiter as error:
                 self._refuse((*path, word), error)
         options: dict[str, Any] = _given(
-            spec, "path", "methods", "ignore_case", "cost", "delay", "most_delayed", "shadow"
+            spec, "path", "methods", "ignore_case", "cost", "delay", "most_delayed", "shadow", "otherwise"
         )
         options |= self._refusals.ban_of(spec, path)
+        if spec.request_id is not UNSET:
+            options["request_id"] = self._request_id(spec.request_id, (*path, "request_id"))
         if spec.delay:
             try:
                 as_delay_ns(spec.delay, "delay is")
@@ -313,16 +380,21 @@ class _Builder:
             options["charge_on"] = frozenset(status for one in spec.charge_on for status in _statuses(one))
             if not options["charge_on"]:
                 self._refuse((*path, "charge_on"), "no status is in it, so no request would ever be charged")
-        response = response_of(spec)
-        if response is not None:
-            try:
-                check_answer(response)
-            except InvalidLimiter as error:
-                self._refuse((*path, "response"), error)
-            has_text = bool(response.body or response.headers or response.status < 400)
-            options |= {"answer": answer_with_fields(response)} if has_text else {}
-            options["status"] = response.status
+        try:
+            options |= response_options(spec)
+        except InvalidLimiter as error:
+            self._refuse((*path, "response"), error)
         return options if self._problems.count == count else None
+
+    def _request_id(self, given: RequestIdPart, path: Path) -> RequestId | None:
+        for word in ("field", "lasts"):
+            try:
+                RequestId(**_given(given, word))
+            except (InvalidLimiter, InvalidRate) as error:
+                self._refuse((*path, word), error)
+                return None
+        self._request_ids[path] = found = RequestId(**_given(given))
+        return found
 
     def _tiers(self, spec: FileRule, path: Path) -> tuple[Mapping[str, None] | None, Any]:
         """`tiers` and `tier` of a ``Rule``: those for which the rule is not are without a limit.
@@ -392,49 +464,6 @@ class _Builder:
                 self._refuse((*place, "key"), "another override of the rule has this key: leave one out")
             by_key[each] = override
         return Overrides(key, by_key, spec)
-
-    # The file as a whole
-
-    def _check_names(self) -> None:
-        names: dict[str, int] = {}
-        seen: dict[str, int] = {}
-        for number, rule in enumerate(self._file.rules):
-            if rule is BROKEN:
-                continue
-            first = names.setdefault(rule.name, number)
-            if first != number:
-                self._refuse(("rules", number, "name"), f"rules[{first}] has the name {short_repr(rule.name)}, too")
-            first = seen.setdefault(repr(msgspec.structs.replace(rule, name="")), number)
-            if first != number:
-                self._refuse_word(
-                    ("rules", number), f"it repeats rules[{first}], so each request would be charged twice"
-                )
-
-    def _check_limits(self) -> None:
-        by_unit: dict[bool, set[str]] = {True: set(), False: set()}
-        for rule in self._file.rules:
-            canary = rule.canary.limits if rule.canary else ()
-            for names in (rule.limits, canary, *(one.limits or () for one in rule.overrides)):
-                by_unit[bool(rule.bytes)].update(names)
-        used = by_unit[True] | by_unit[False]
-        for name in by_unit[True] & by_unit[False]:
-            reason = "a rule with bytes names it, and one without: make two limits, of bytes and of requests"
-            self._refuse_word(("limits", name), reason)
-        for name in self._names:
-            if name not in used:
-                reason = f"no rule names the limit {short_repr(name)}: name it, or leave it out"
-                self._refuse_word(("limits", name), reason)
-
-    def _check_tiers(self) -> None:
-        """Each tier is one of a rule's, or is excepted from one: else it would have no limit by mistake."""
-        known = self._file.tiers or []
-        named = {name for rule in self._file.rules for name in (known if rule.except_tier else rule.tier or ())}
-        for number, name in enumerate(known):
-            if name in known[:number]:
-                self._refuse(("tiers", number), f"the tier {short_repr(name)} is here twice: leave one out")
-            elif name not in named:
-                reason = f"no rule's tier or except_tier is about {short_repr(name)}: name it, or leave it out"
-                self._refuse(("tiers", number), reason)
 
 
 def client_of(file: RuleFile) -> ClientAddress:

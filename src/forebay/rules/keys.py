@@ -17,7 +17,7 @@ from forebay.web.native_requests import readings
 from forebay.web.patterns import TOKEN
 from forebay.web.request import KeyFunction
 
-__all__ = ["Functions", "RuleKey", "Sources", "key_function", "rule_key"]
+__all__ = ["Functions", "RuleKey", "Sources", "in_words", "key_function", "rule_key", "tier_name"]
 
 Value: TypeAlias = tuple[str, ...]
 """The beginning of a key: a kind of part, and what it says. The kind determines how many texts follow."""
@@ -103,13 +103,18 @@ class _Tier(Alternative):
         self._tier = tier
 
     def of(self, request: Request) -> Value:
-        name: Any = self._tier(request)
-        if not isinstance(name, str):
-            raise InvalidLimiter(f"tier returned {described(name)}, which is no tier: those are text")
-        return "tier", name
+        return "tier", tier_name(self._tier, request)
 
     def named(self, text: str) -> Value:
         return "tier", text
+
+
+def tier_name(tier: Callable[[Request], str], request: Request) -> str:
+    """The tier of a request. Raises ``InvalidLimiter`` for anything but text."""
+    name: Any = tier(request)
+    if not isinstance(name, str):
+        raise InvalidLimiter(f"tier returned {described(name)}, which is no tier: those are text")
+    return name
 
 
 class _Header(Alternative):
@@ -287,6 +292,21 @@ def rule_key(texts: Sequence[str], sources: Sources) -> RuleKey:
         if words.count(word) > 1:
             raise ValueError(f"the key has {word} twice: leave one out")
     return RuleKey(parts)
+
+
+def in_words(key: Any) -> str:
+    """A key of a rule file, for a person."""
+    texts = ["address", key] if isinstance(key, str) else list(key)
+    words = []
+    while texts:
+        kind = texts.pop(0)
+        name = f" {texts.pop(0)}" if kind in ("header", "path") else ""
+        value = texts.pop(0)
+        if value or kind == "user":
+            words.append(f"{kind}{name} {value!r}")
+        else:
+            words.append("everyone" if kind == "constant" else f"{kind}{name}, whose value a router may read otherwise")
+    return " and ".join(words)
 
 
 def key_function(key: RuleKey, texts: Sequence[str], client: ClientAddress) -> KeyFunction:

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import InvalidLimiter, InvalidURL, redacted_repr
-from forebay.rules.building import BuiltRule, build
+from forebay.rules.building import Built, build
 from forebay.rules.keys import Functions
 from forebay.rules.model import RuleFile
 from forebay.rules.places import Document
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
-from forebay.rules.refusals import BuiltDeny
 from forebay.store import Store
 from forebay.urls import connect, connect_async
-from forebay.web import ByteRate, Deny, Request, Rule
+from forebay.web import ByteRate, Deny, Request, Rule, Shed
 from forebay.web.functions import check_function, has_to_be_awaited
 
 __all__ = ["check", "check_functions", "check_store", "load_rules"]
@@ -31,7 +30,7 @@ def load_rules(
     tier: Callable[[Request], str] | None = None,
     user: Callable[[Request], str | None] | None = None,
     in_loop: bool = False,
-) -> list[Deny | Rule | ByteRate]:
+) -> list[Deny | Shed | Rule | ByteRate]:
     """The rules of a TOML or YAML file, for a middleware: ``ASGIMiddleware(app, load_rules("limits.toml"))``.
 
     * `store`: where the limits are kept, if the file doesn't name it.
@@ -96,7 +95,7 @@ def check_store(store: Any) -> None:
         raise InvalidLimiter(f"store is a store, as forebay.connect(url) returns one, not {redacted_repr(store)}")
 
 
-def check(file: str, data: bytes, functions: Functions) -> tuple[RuleFile, Document, list[BuiltDeny | BuiltRule]]:
+def check(file: str, data: bytes, functions: Functions) -> tuple[RuleFile, Document, list[Built]]:
     """The contents of a file, and its rules over a store of their own, which is closed. Opens no other store.
 
     Raises ``InvalidRuleFile`` with all problems.

@@ -6,7 +6,7 @@ The meaning of each word is its `description`, which messages quote: "burst is a
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from forebay.extras import Needs
 
@@ -15,20 +15,26 @@ with Needs("rules", __name__):
     from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
+    "AIMDShedder",
     "BanPart",
     "BucketedWindowLimit",
+    "BusyWorkersShedder",
     "Canary",
     "ClientPart",
     "ConcurrencyLimit",
     "FileDeny",
     "FileRule",
     "FixedWindowLimit",
+    "Gradient2Shedder",
     "LeakyBucketLimit",
     "Limit",
     "MinIntervalLimit",
     "Override",
+    "RequestIdPart",
+    "ReservedSlotsShedder",
     "Response",
     "RuleFile",
+    "Shedder",
     "SlidingLogLimit",
     "SlidingWindowLimit",
     "TokenBucketLimit",
@@ -173,6 +179,92 @@ class Response(_Part):
     headers: dict[str, Annotated[str, Meta(description="the text of a header field")]] | UnsetType = UNSET
 
 
+class _ShedderPart(_Part, kw_only=True):
+    """A load shedder, and the requests that it is for."""
+
+    refused: ClassVar = {
+        "shadow": "a shedder has no shadow: its denials change the load that it measures, so one that denies nothing "
+        "measures another load",
+        "priority": "a rule has the priority of its requests",
+    }
+    """Words that a reader may expect, and why they aren't there."""
+
+    path: PathText | Annotated[list[PathText], Meta(min_length=1)] | UnsetType = UNSET
+    methods: MethodText | Annotated[list[MethodText], Meta(min_length=1)] | UnsetType = UNSET
+    ignore_case: Switch | UnsetType = UNSET
+    response: Response | UnsetType = UNSET
+    retry_after: DurationText | UnsetType = UNSET
+    lease: DurationText | UnsetType = UNSET
+
+
+Priorities: TypeAlias = Annotated[
+    list[Name], Meta(min_length=2, description="a list of two priorities or more, the most important first")
+]
+PerCent: TypeAlias = Annotated[
+    str, Meta(pattern="^[0-9]{1,2}%$", description='per cent such as "20%"', examples=["20%"])
+]
+Part: TypeAlias = Annotated[float, Meta(gt=0, le=1, description="a part above 0, up to 1, such as 0.9")]
+Number: TypeAlias = Annotated[float, Meta(ge=0, description="a number of at least 0")]
+
+
+class ReservedSlotsShedder(_ShedderPart, tag_field="algorithm", tag="reserved-slots"):
+    """A ``ReservedSlots``: `slots` for requests in flight, some of them `reserved` for important ones."""
+
+    slots: Count
+    priorities: Priorities
+    reserved: Annotated[
+        dict[Name, Annotated[int, Meta(ge=0, description="a number of slots")] | PerCent],
+        Meta(min_length=1, description='the slots that priorities keep, as {critical = "20%"}'),
+    ]
+
+
+class BusyWorkersShedder(_ShedderPart, tag_field="algorithm", tag="busy-workers"):
+    """A ``BusyWorkers``: sheds the least important requests while the host's `workers` are busy."""
+
+    workers: Count
+    priorities: Priorities
+    above: Part | UnsetType = UNSET
+    below: Part | UnsetType = UNSET
+    step: Part | UnsetType = UNSET
+    interval: DurationText | UnsetType = UNSET
+
+
+class _AdaptivePart(_ShedderPart, kw_only=True):
+    """An ``AdaptiveLimit``."""
+
+    initial: Count | UnsetType = UNSET
+    least: Count | UnsetType = UNSET
+    most: Count | UnsetType = UNSET
+    window: DurationText | UnsetType = UNSET
+    priorities: Priorities | UnsetType = UNSET
+    reserved: (
+        Annotated[
+            dict[Name, PerCent],
+            Meta(min_length=1, description='the part of the limit that priorities keep, as {critical = "20%"}'),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class Gradient2Shedder(_AdaptivePart, tag_field="algorithm", tag="gradient2"):
+    """An ``AdaptiveLimit`` by ``Gradient2``: a limit that follows the ratio of the usual latency to that of now."""
+
+    queue: Number | UnsetType = UNSET
+    tolerance: Number | UnsetType = UNSET
+    smoothing: Part | UnsetType = UNSET
+    long_windows: Count | UnsetType = UNSET
+
+
+class AIMDShedder(_AdaptivePart, tag_field="algorithm", tag="aimd"):
+    """An ``AdaptiveLimit`` by ``AIMD``: a limit that grows by one, and shrinks when requests fail or take too long."""
+
+    timeout: DurationText | UnsetType = UNSET
+    backoff: Part | UnsetType = UNSET
+
+
+Shedder: TypeAlias = ReservedSlotsShedder | BusyWorkersShedder | Gradient2Shedder | AIMDShedder
+
+
 class Override(_Part):
     """Other limits for one key of a rule until a time, or none, or no request at all."""
 
@@ -191,6 +283,14 @@ class Canary(_Part):
 
     percent: Annotated[float, Meta(gt=0, le=100, description="a number above 0, up to 100")]
     limits: Annotated[list[Name], Meta(min_length=1, description="a list of names of limits")]
+
+
+class RequestIdPart(_Part):
+    """A ``RequestId``: `retries` of a request with the same value of `field` aren't charged again."""
+
+    field: Annotated[str, Meta(description='a header field such as "Idempotency-Key"')] | UnsetType = UNSET
+    retries: Annotated[int, Meta(ge=1, le=100, description="a whole number from 1 to 100")] | UnsetType = UNSET
+    lasts: DurationText | UnsetType = UNSET
 
 
 class BanPart(_Part):
@@ -213,10 +313,11 @@ class FileDeny(_Part):
 
 
 class FileRule(_Part):
-    """Limits, and the requests that they are for."""
+    """Limits, and the requests that they are for; or a priority of these requests, for shedders."""
 
     name: Name
-    limits: Annotated[list[Name], Meta(min_length=1, description="a list of names of limits")]
+    limits: Annotated[list[Name], Meta(min_length=1, description="a list of names of limits")] | UnsetType = UNSET
+    priority: Name | UnsetType = UNSET
     path: PathText | Annotated[list[PathText], Meta(min_length=1)] | UnsetType = UNSET
     methods: MethodText | Annotated[list[MethodText], Meta(min_length=1)] | UnsetType = UNSET
     ignore_case: Switch | UnsetType = UNSET
@@ -235,6 +336,7 @@ class FileRule(_Part):
     cost: Count = 1
     charge_on: Annotated[list[StatusText], Meta(min_length=1)] | UnsetType = UNSET
     ban: Name | UnsetType = UNSET
+    request_id: RequestIdPart | UnsetType = UNSET
     delay: DurationText | UnsetType = UNSET
     most_delayed: Count | UnsetType = UNSET
     bytes: Literal["responses", "requests"] | UnsetType = UNSET
@@ -243,6 +345,7 @@ class FileRule(_Part):
     most_held: Count | UnsetType = UNSET
     response: Response | UnsetType = UNSET
     shadow: Switch = False
+    otherwise: Switch = False
     canary: Canary | UnsetType = UNSET
     overrides: list[Override] = []
 
@@ -258,6 +361,9 @@ class RuleFile(_Part):
     bans: Annotated[dict[Name, BanPart], Meta(min_length=1, description="a table of bans by name")] | UnsetType = UNSET
     deny: Annotated[list[FileDeny], Meta(min_length=1, description="a list of deny lists")] | UnsetType = UNSET
     tiers: Annotated[list[Name], Meta(min_length=1, description="a list of the names of all tiers")] | UnsetType = UNSET
+    shedders: (
+        Annotated[dict[Name, Shedder], Meta(min_length=1, description="a table of load shedders by name")] | UnsetType
+    ) = UNSET
 
 
 def json_schema() -> dict[str, Any]:

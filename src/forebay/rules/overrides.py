@@ -10,11 +10,14 @@ from typing import Any, Final, Literal, TypeAlias
 
 from forebay.rules.conditions import Condition
 from forebay.rules.keys import RuleKey
-from forebay.rules.model import FileDeny, FileRule, Override
+from forebay.rules.model import FileDeny, FileRule, Override, Shedder
 from forebay.web import Answer, Denial, Request
 from forebay.web.answers import quota_exceeded, retry_after
 from forebay.web.canaries import Chosen
 from forebay.web.client import UnknownPeer
+from forebay.web.defaults import Concerned
+from forebay.web.functions import result_of
+from forebay.web.rules import check_answer
 
 __all__ = [
     "DENIED",
@@ -22,10 +25,10 @@ __all__ = [
     "Effect",
     "Overrides",
     "Unless",
-    "answer_with_fields",
     "denied_answer",
     "effect_of",
     "response_of",
+    "response_options",
 ]
 
 Effect: TypeAlias = tuple[str, ...] | Literal["deny"] | None
@@ -75,15 +78,18 @@ def effect_of(override: Override | None) -> Effect:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Unless:
+class Unless(Concerned):
     """Whether a rule is not for a request: the function for the `exempt` of a ``Rule``.
 
-    It is for a request if all `conditions` hold, and the override of the request's key has this `effect`.
+    It is for a request if all `conditions` hold, and the override of the request's key has this `effect`. The tiers of
+    the ``Rule`` are conditions of a rule of the file, too: it isn't for those that are `lifted`.
     """
 
     conditions: Sequence[Condition]
     overrides: Overrides
     effect: Effect
+    tier: Any = None
+    lifted: frozenset[str] = frozenset()
 
     def __call__(self, request: Request) -> bool:
         # A generator would take as long as the conditions.
@@ -92,16 +98,35 @@ class Unless:
                 return True
         return self.overrides.effect(request) != self.effect
 
+    def concerns(self, request: Request) -> bool:
+        """Whether all conditions hold, whatever the override of the key is."""
+        return all(condition.holds(request) for condition in self.conditions) and (
+            not self.lifted or result_of(self.tier, request) not in self.lifted
+        )
 
-def response_of(rule: FileRule | FileDeny) -> Answer | None:
-    """The response of the file, without the fields that a denial adds."""
+
+def response_of(rule: FileRule | FileDeny | Shedder, status: int = 429) -> Answer | None:
+    """The response of the file, without the fields that a denial adds. `status`: if the file has none."""
     if not rule.response:
         return None
     response = rule.response
     headers = dict(response.headers or {})
     if response.body and not any(name.lower() == "content-type" for name in headers):
         headers["Content-Type"] = "text/plain; charset=utf-8"
-    return Answer(response.status or 429, tuple(headers.items()), (response.body or "").encode())
+    return Answer(response.status or status, tuple(headers.items()), (response.body or "").encode())
+
+
+def response_options(rule: FileRule | FileDeny | Shedder, status: int = 429) -> dict[str, Any]:
+    """`answer` and `status` of a ``Rule``, ``Deny`` or ``Shed``, for the response of the file.
+
+    Raises ``InvalidLimiter``.
+    """
+    response = response_of(rule, status)
+    if response is None:
+        return {}
+    check_answer(response)
+    has_text = bool(response.body or response.headers or response.status < 400)
+    return {"status": response.status, **({"answer": answer_with_fields(response)} if has_text else {})}
 
 
 def answer_with_fields(response: Answer) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from forebay.errors import short_repr
 from forebay.extras import Needs
-from forebay.rules.model import ClientPart, FileRule, Limit, RuleFile
+from forebay.rules.model import ClientPart, FileRule, Limit, RuleFile, Shedder
 from forebay.rules.places import Document, InvalidSyntax, Path, Place, at, path_text
 from forebay.rules.problems import Problems, allowed, did_you_mean, near_match
 from forebay.rules.toml import read_toml
@@ -65,16 +65,21 @@ def read_rule_file(document: Document, problems: Problems) -> RuleFile:
             # A limit of msgspec's own, such as one of numbers.
             problems.add(Place(1, 1), str(error))
     data = document.data if isinstance(document.data, dict) else {}
-    limits = data.get("limits")
     rules = data.get("rules")
-    converted = {name: _converted(limit, Limit) for name, limit in (limits if isinstance(limits, dict) else {}).items()}
     return RuleFile(
         version=1,
-        limits={name: limit for name, limit in converted.items() if name and limit is not None},
+        limits=_converted_by_name(data.get("limits"), Limit),
         rules=[_converted(rule, FileRule) or BROKEN for rule in (rules if isinstance(rules, list) else [])],
         client=_converted(data.get("client"), ClientPart) or UNSET,
         tiers=_converted(data.get("tiers"), list[str]) or UNSET,
+        shedders=_converted_by_name(data.get("shedders"), Shedder) or UNSET,
     )
+
+
+def _converted_by_name(table: Any, kind: Any) -> dict[str, Any]:
+    """The items without a problem."""
+    converted = {name: _converted(item, kind) for name, item in (table if isinstance(table, dict) else {}).items()}
+    return {name: item for name, item in converted.items() if name and item is not None}
 
 
 def _converted(value: Any, kind: Any) -> Any:
@@ -154,11 +159,12 @@ class _Checker:
             return
         fields = {field.encode_name: field for field in kind.fields}
         where = (path_text(path) or "the file") + (f" ({kind.tag})" if kind.tag else "")
+        refused = getattr(kind.cls, "refused", {})
         for word in value:
             if word not in fields:
+                remedy = refused[word] if word in refused else did_you_mean(word, fields)
                 self._problems.add(
-                    self._document.word((*path, word)),
-                    f"{short_repr(word)} is no word of {where}: {did_you_mean(word, fields)}",
+                    self._document.word((*path, word)), f"{short_repr(word)} is no word of {where}: {remedy}"
                 )
         for name, field in fields.items():
             if name in value:
@@ -213,7 +219,10 @@ def _is_scalar(value: Any, kind: Any) -> bool:
     if isinstance(kind, inspect.IntType):
         return type(value) is int and (kind.ge or 0) <= value <= (kind.le or value)
     if isinstance(kind, inspect.FloatType):
-        return type(value) in (int, float) and (kind.gt or 0) < value <= (kind.le or value)
+        if type(value) not in (int, float):
+            return False
+        is_large = value >= kind.ge if kind.ge is not None else value > (kind.gt or 0)
+        return bool(is_large and value <= (kind.le or value))
     if isinstance(kind, inspect.LiteralType):
         return type(value) in (str, int) and value in kind.values
     if isinstance(kind, inspect.DateTimeType):

@@ -9,13 +9,12 @@ from typing import Any, TypeAlias
 from forebay.errors import ForebayError, InvalidLimiter, InvalidRate, short_repr
 from forebay.rules.conditions import AddressCondition, Condition, network_of
 from forebay.rules.model import FileDeny, FileRule, RuleFile
-from forebay.rules.overrides import DENIED, answer_with_fields, response_of
+from forebay.rules.overrides import DENIED, response_options
 from forebay.rules.places import Document, Path
 from forebay.rules.problems import did_you_mean
 from forebay.store import Store
-from forebay.web import AddressList, Answer, Ban, ClientAddress, Deny
+from forebay.web import AddressList, Ban, ClientAddress, Deny
 from forebay.web.bans import names_of_limiters
-from forebay.web.rules import check_answer
 
 __all__ = ["BuiltDeny", "Refusals"]
 
@@ -110,18 +109,11 @@ class Refusals:
         options = {
             word: value for word in ("path", "methods", "ignore_case") if (value := getattr(spec, word)) or value == []
         }
-        response = response_of(spec)
-        if response is not None:
-            status = (spec.response and spec.response.status) or DENIED
-            response = Answer(status, response.headers, response.body)
-            try:
-                check_answer(response)
-            except InvalidLimiter as error:
-                self._refuse((*path, "response"), error)
-                return None
-            has_text = bool(response.body or response.headers or response.status < 400)
-            options |= {"answer": answer_with_fields(response)} if has_text else {}
-            options["status"] = response.status
+        try:
+            options |= response_options(spec, DENIED)
+        except InvalidLimiter as error:
+            self._refuse((*path, "response"), error)
+            return None
         addresses = AddressList({str(network): until for network in networks})
         try:
             deny = Deny(addresses, client=self._client, **options)

@@ -36,9 +36,14 @@ from forebay.shedding.shedder import (
 )
 from forebay.store import Store
 
-__all__ = ["ReservedSlots"]
+__all__ = ["ReservedSlots", "name_below"]
 
 MOST_PRIORITIES: Final = 8
+
+
+def name_below(name: str, priority: str) -> str:
+    """The name of the limiter of the requests that are less important than `priority`, for a shedder `name`."""
+    return f"{name}, less than {priority}"
 
 
 class ReservedSlots(Shedder):
@@ -83,7 +88,7 @@ class ReservedSlots(Shedder):
         self._by_rank: list[tuple[Concurrency, ...]] = [(whole,)]
         for rank in range(1, len(kept)):
             if kept[rank - 1]:
-                below = f"{name}, less than {self.priorities[rank - 1]}"
+                below = name_below(name, self.priorities[rank - 1])
                 limiters.insert(0, slots_of(store, below, slots - sum(kept[:rank]), lease))
             self._by_rank.append(tuple(limiters))
         self._limiters = tuple(limiters)

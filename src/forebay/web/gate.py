@@ -15,6 +15,7 @@ from forebay.web.ban_plan import BanPlan
 from forebay.web.byte_rates import ByteRate, ByteRates
 from forebay.web.charging_once import check_together
 from forebay.web.client import PEERS, client_address
+from forebay.web.defaults import owns_requests, with_defaults
 from forebay.web.denials import by_list, log, log_denial
 from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
@@ -35,7 +36,7 @@ MOST_REMEMBERED: Final = 4096
 LONGEST_REMEMBERED: Final = 200
 """Characters of a request's methods and of the readings of its path."""
 
-_Choice: TypeAlias = tuple[Rule, int, dict[str | None, int]]
+_Choice: TypeAlias = tuple[Any, int, dict[str | None, int]]
 _Plan: TypeAlias = Plan | BanPlan | ShadowedPlan
 
 
@@ -138,6 +139,7 @@ class Gate:
                 _tell_of_no_spacing(rule.limiter)
         keys = [rule.key or self.client for rule in (*self.rules, *metered)]
         warn_if_clients_have_no_address([*keys, *[deny.client or self.client for deny in self._denies]])
+        self._has_defaults = any(map(owns_requests, self._given)) and any(rule.otherwise for rule in self._given)
         self._always, self._conditional = self._choices()
         self._patterns = PatternSet(rule.where for rule, _, _ in self._conditional)
         self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Choice]] = {}
@@ -257,6 +259,8 @@ class Gate:
         found = self._remembered.get((methods, paths))
         if found is None:
             found = [self._conditional[number] for number in self._patterns.matching(methods, paths)]
+            if self._has_defaults:
+                found = with_defaults(found, methods, paths)
             # Clients choose the paths.
             if sum(map(len, (*methods, *paths))) <= LONGEST_REMEMBERED:
                 if len(self._remembered) >= MOST_REMEMBERED:
@@ -277,7 +281,8 @@ class Gate:
             for tier, of_tier in rule.by_tier.items():
                 bits[tier] = 0 if of_tier is None else 1 << place
                 place += of_tier is not None
-            if rule.exempt or rule.tier or not rule.where.is_everywhere:
+            is_default = rule.otherwise and self._has_defaults
+            if rule.exempt or rule.tier or is_default or not rule.where.is_everywhere:
                 conditional.append((rule, bit, bits))
             else:
                 always |= bit

@@ -14,7 +14,7 @@ from forebay.errors import InvalidCost, InvalidKey
 from forebay.flows import Flow, run, run_async
 from forebay.rate import NS
 from forebay.store import Store
-from forebay.web.charging_once import ChargedOnce
+from forebay.web.charging_once import charged_once
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
 from forebay.web.denials import HOLDER_WAIT_S, Denials
@@ -63,7 +63,7 @@ class Plan:
         reserved = [rule for rule in rules if rule.is_reserved]
         last = _decided_last(rules)
         once = [rule for rule in rules if rule.request_id is not None]
-        self.once = ChargedOnce(once) if once else None
+        self.once = charged_once(once) if once else None
         charged: list[Rule] = []
         elsewhere: list[Rule] = []
         for rule in rules:
@@ -223,6 +223,16 @@ class Plan:
         """The decisions of ``charged`` and ``reserved``. The caller rolls back if it is denied."""
         raise NotImplementedError
 
+    def _charge_once(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
+        """The decisions of ``once``: none without such rules."""
+        if self.once is None:
+            return []
+        rules = self.once.rules
+        keys = [self._key_of(rule, request) for rule in rules]
+        costs = [rule.cost_of(request) for rule in rules]
+        is_allowed, each = yield from self.once.charge(request, keys, costs, cleanup)
+        return each if is_allowed else self.denials.by_decisions(request, rules, each)
+
     def _reserve(self, rules: Iterable[Rule], request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
         """Reserve by each of these rules, which are of a ``Store``."""
         decisions = []
@@ -323,12 +333,8 @@ class LocalPlan(Plan):
         decisions = self._charge_anew(request, cleanup)
         if self.once is None or isinstance(decisions, Denial):
             return decisions
-        rules = self.once.rules
-        keys = [self._key_of(rule, request) for rule in rules]
-        is_allowed, of_once = self.once.charge(request, keys, [rule.cost_of(request) for rule in rules])
-        if not is_allowed:
-            return self.denials.by_decisions(request, rules, of_once)
-        return [*decisions, *of_once]
+        of_once = run(self._charge_once(request, cleanup))
+        return of_once if isinstance(of_once, Denial) else [*decisions, *of_once]
 
     def _charge_anew(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
         """The decisions of ``charged`` and ``reserved``."""
@@ -390,6 +396,9 @@ class LeasedPlan(LocalPlan):
             reserved.append(charge.decision)
         if denial := self._hold(self.held, request, cleanup):
             return denial
+        if self.once is not None:
+            of_once = yield from self._charge_once(request, cleanup)
+            return of_once if isinstance(of_once, Denial) else [*reserved, *of_once]
         if not self.charged:
             return reserved
         each = self._all_of.hit_each(self._keys(request), self._costs(request))
@@ -399,7 +408,7 @@ class LeasedPlan(LocalPlan):
 
 
 class RedisPlan(Plan):
-    """Over Redis: all rules are one call, after those of the host's stores."""
+    """Over Redis: all rules are one call, after those of the host's stores; then those that are charged once."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -408,9 +417,9 @@ class RedisPlan(Plan):
         self._reserved_there = [rule for rule in self.reserved if rule.is_remote]
         self._held_there = [rule for rule in self.held if rule.is_remote]
         self._there = [*self.charged, *self._reserved_there, *self._held_there]
-        limiters: list[Any] = [rule.limiter for rule in self._there]
-        self._store = limiters[0].store
-        self._together: Any = self._store.together(limiters)
+        stores: list[Any] = [rule.limiter.store for rule in self._all if rule.is_remote]
+        self._store = stores[0]
+        self._together: Any = self._store.together([rule.limiter for rule in self._there]) if self._there else None
         is_fast = self._is_simple and not self._store.is_awaited
         self.admit = self._fast_charge(self._hit_each, self._admit_together) if is_fast else self._admit_together
 
@@ -419,7 +428,7 @@ class RedisPlan(Plan):
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
         """Over an ``AsyncRedisStore``."""
-        if not self.held and not self.reserved:
+        if not self.held and not self.reserved and self.once is None:
             try:
                 partitions = self.partitions(request)
                 decisions = await self._hit_each(self._keys(request), self._costs(request))
@@ -433,6 +442,13 @@ class RedisPlan(Plan):
         return self._all_of.hit_each_within(self._store.executor.patience(), keys, costs)
 
     def _charge_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
+        decisions = yield from self._charge_together(request, cleanup)
+        if isinstance(decisions, Denial):
+            return decisions
+        of_once = yield from self._charge_once(request, cleanup)
+        return of_once if isinstance(of_once, Denial) else [*decisions, *of_once]
+
+    def _charge_together(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
         # Key functions may fail: before anything is taken.
         keys = [self._key_of(rule, request) for rule in self._there]
         costs = [rule.cost_of(request) for rule in self._there]
@@ -441,6 +457,8 @@ class RedisPlan(Plan):
             return here
         if denial := self._hold(self._held_here, request, cleanup):
             return denial
+        if self._together is None:
+            return here
         decisions, taken = yield self._together.admit(cleanup.patience, keys, costs)
         charged, shown = len(self.charged), len(self.charged) + len(self._reserved_there)
         if taken:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
-from forebay.core.algorithms.concurrency import Concurrency
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration, as_period_ns
 from forebay.store import Store
@@ -31,7 +30,8 @@ class RequestId:
     uses up nothing. So a client that sends one id with every request gets at most ``1 + retries`` times its limit.
 
     `retries` is from 1 to 100, `lasts` a length of time as text, seconds or a ``timedelta``. Raises ``InvalidLimiter``
-    and ``InvalidRate``. A request with an id takes up to two cells of the store for this time.
+    and ``InvalidRate``. A request with an id takes up to two cells of the store for this time; over Redis two keys, and
+    a round trip more. A leased store has the ids of its host.
     """
 
     field: str = "Idempotency-Key"
@@ -59,11 +59,13 @@ def check_request_id(rule: Any) -> None:
         raise InvalidLimiter(
             f'request_id is a RequestId, not {short_repr(rule.request_id)}: write RequestId("Idempotency-Key")'
         )
-    if isinstance(limiter, Concurrency) or not isinstance(limiter.store, Store):
+    if rule.is_held:
         raise InvalidLimiter(
-            f"the rule of {limiter!r} takes no request_id: it is for limiters of a Store, except a Concurrency"
+            f"the rule of {limiter!r} takes no request_id: its permits come back, so a retry takes others"
         )
-    if limiter.store.on_full == "allow":
+    # That of a leased store's host has the marks.
+    store = getattr(limiter.store, "host_store", limiter.store)
+    if isinstance(store, Store) and store.on_full == "allow":
         raise InvalidLimiter(
             f"the rule of {limiter!r} takes no request_id: once its store is full, on_full='allow' would let any "
             "number of retries pass uncounted"

@@ -169,6 +169,10 @@ class Rule:
     * `shadow`: decide and count, and enforce nothing: each denial is logged and counted, and no header field shows the
       rule. It decides about requests that the other rules allow.
 
+    * `otherwise`: the default: the rule is for requests that no enforced rule with a `path` is for. A rule with a path
+      also counts here if the request is exempt from it. Where only some readings of a path match such a rule, both are
+      charged.
+
     The functions for `key`, `cost`, `tier`, `exempt` and `charge_on` may be ``async def`` where the application is
     asynchronous. Raises ``InvalidLimiter``.
     """
@@ -191,6 +195,7 @@ class Rule:
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
     shadow: bool = False
+    otherwise: bool = False
     where: RequestPattern = field(init=False, repr=False)
     by_tier: Mapping[str, Rule | None] = field(init=False, repr=False)
     """For each of `tiers` the rule with its limiter, or None."""
@@ -219,8 +224,9 @@ class Rule:
             raise InvalidLimiter(
                 f"cost is a whole number or a callable that takes a request, not {short_repr(self.cost)}"
             )
-        if not isinstance(self.shadow, bool):
-            raise InvalidLimiter(f"shadow is True or False, not {short_repr(self.shadow)}")
+        for what in ("shadow", "otherwise"):
+            if not isinstance(getattr(self, what), bool):
+                raise InvalidLimiter(f"{what} is True or False, not {short_repr(getattr(self, what))}")
         if self.shadow and self.ban is not None:
             raise InvalidLimiter(f"the rule of {self.limiter!r} in the shadow bans no key: leave ban or shadow out")
         if self.ban is not None and not isinstance(self.ban, Ban):

@@ -294,19 +294,31 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
         return binding((yield from self._go_on(decided, key, cost)).decisions)
 
     def _hit_once(self, key: Keys, cost: Costs, request_id: Key, request_ttl: Duration | None) -> Flow[Decision]:
+        return binding((yield from self._hit_each_once(key, cost, request_id, request_ttl)))
+
+    @operation
+    def hit_each_once(
+        self, key: Keys, cost: Costs, request_id: Key, request_ttl: Duration | None
+    ) -> Pending[list[Decision]]:
+        """For the web: ``hit`` with an id, and the decision of each limit."""
+        return self._run(self._hit_each_once(key, cost, request_id, request_ttl))  # type: ignore[no-any-return]
+
+    def _hit_each_once(
+        self, key: Keys, cost: Costs, request_id: Key, request_ttl: Duration | None
+    ) -> Flow[list[Decision]]:
         keys, costs = self._each(key, cost)
         costs, ttl_ns = [cost_of(its_cost) for its_cost in costs], ttl_ns_of(request_ttl)
         mark = self._mark_of(keys, costs, request_id)
         if not any(costs):
-            return binding((yield from self._charge(keys, costs)).decisions)
+            return (yield from self._charge(keys, costs)).decisions
         if self._permits[0].is_marked(mark):
             decisions = self._repeated(keys, is_new=True)
             # All have been read by now, so each counts in a line of this process.
             for permits in self._permits:
                 permits.count_allowed()
-            return binding(decisions)
+            return decisions
         charged = yield from charged_once(self._permits[0], mark, ttl_ns, lambda: self._charge(keys, costs))
-        return binding(self._repeated(keys, is_new=False) if charged is None else charged.decisions)
+        return self._repeated(keys, is_new=False) if charged is None else charged.decisions
 
     def _mark_of(self, keys: list[Any], costs: list[int], request_id: Key) -> int:
         """The tag of a request's mark. Raises ``InvalidLimiter`` if the limits can't remember requests."""

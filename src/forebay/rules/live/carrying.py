@@ -48,7 +48,7 @@ from forebay.rate import Rate
 from forebay.rules.building import make_limiter, parameters_of
 from forebay.rules.live.standing import Standing
 from forebay.store import Store
-from forebay.web import ByteRate, Deny, Request, Rule
+from forebay.web import ByteRate, Deny, Request, Rule, Shed
 from forebay.web.keys import CellKey
 from forebay.web.request import KeyFunction
 
@@ -59,9 +59,11 @@ MARKS: Final = "forebay carried"
 UNSEEN: Final = "forebay: no request has this key"
 
 
-def carried(rule: Deny | Rule | ByteRate, limits: Mapping[str, Standing], store: Any) -> Deny | Rule | ByteRate:
+def carried(
+    rule: Deny | Shed | Rule | ByteRate, limits: Mapping[str, Standing], store: Any
+) -> Deny | Shed | Rule | ByteRate:
     """The rule, whose requests count in the cells of its limit's generation, and bring their shares there first."""
-    if isinstance(rule, Deny):
+    if isinstance(rule, (Deny, Shed)):
         return rule
     limiter: Any = rule.limiter
     standing = limits.get(limiter.name, Standing())

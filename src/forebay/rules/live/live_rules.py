@@ -20,7 +20,7 @@ from forebay.rules.live.sources import Source
 from forebay.rules.live.version import Version, make_version
 from forebay.rules.loading import check_functions, check_store
 from forebay.store import Store
-from forebay.web import ByteRate, Deny, Request, Rule
+from forebay.web import ByteRate, Deny, Request, Rule, Shed
 from forebay.web.functions import has_to_be_awaited
 from forebay.web.live_gate import LiveGate, VersionedRules
 
@@ -118,7 +118,7 @@ class LiveRules(VersionedRules):
         """Whether the rules of some version may have to be awaited."""
         return bool(getattr(self._store, "is_awaited", False)) or has_to_be_awaited(self._functions.tier)
 
-    def in_force(self) -> tuple[int, Sequence[ByteRate | Deny | Rule]]:
+    def in_force(self) -> tuple[int, Sequence[ByteRate | Deny | Shed | Rule]]:
         """The version of the segment, and its rules: the last good ones if they can't be made."""
         with self._lock:
             number = self._board.version

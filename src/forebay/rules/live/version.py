@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.rules.building import build
+from forebay.rules.building import BuiltRule, build
 from forebay.rules.keys import Functions
 from forebay.rules.live.carrying import MARKS, carried
 from forebay.rules.live.publication import Publication
@@ -14,9 +14,12 @@ from forebay.rules.loading import check
 from forebay.rules.model import Limit
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
+from forebay.rules.shedders import names_of_shedders
+from forebay.rules.together import names_of_limits
 from forebay.store import Store
-from forebay.web import ByteRate, Deny, Rule
+from forebay.web import ByteRate, Deny, Rule, Shed
 from forebay.web.bans import names_of_limiters
+from forebay.web.charging_once import name_of_attempts
 
 __all__ = ["Version", "checked_limits", "make_version"]
 
@@ -26,7 +29,7 @@ class Version:
     """The rules of a publication."""
 
     publication: Publication
-    rules: Sequence[Deny | Rule | ByteRate] = field(repr=False)
+    rules: Sequence[Deny | Shed | Rule | ByteRate] = field(repr=False)
     number: int = 0
     """0 for one that isn't published yet."""
 
@@ -60,7 +63,9 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
     spec = read_rule_file(document, problems)
     # Limiters of the version before live on, and count apart if they must.
     bans = [limiter for name in spec.bans or () for limiter in names_of_limiters(name)]
-    for name in (*spec.limits, *bans, MARKS):
+    attempts = [name_of_attempts(name) for rule in spec.rules if rule.request_id for name in names_of_limits(rule)]
+    slots = [limiter for names in names_of_shedders(spec).values() for limiter in names]
+    for name in (*spec.limits, *bans, *slots, *attempts, MARKS):
         store.names.expect_several(name)
     built = build(spec, document, store, functions, problems)
     rules = []
@@ -68,7 +73,7 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
         for effect, of_effect in one.rules.items():
             for rule in of_effect:
                 live = carried(rule, publication.limits, store)
-                if not isinstance(live, Deny):
+                if isinstance(one, BuiltRule) and not isinstance(live, (Deny, Shed)):
                     # Requests that a version holds back count for the next one, too.
                     live.held_back.count_as((store, one.spec.name, effect, live.limiter.name))
                 rules.append(live)
