@@ -18,6 +18,7 @@ from forebay.cli.rules import command
 from forebay.contrib.views import rules_of
 from forebay.rules import load_rules
 from forebay.web import AddressList, Request, Rule, everyone
+from forebay.web.patterns import RequestPattern
 
 ROUTES = ("/login", "/search", "/files/{name}", "/about", "/")
 CHARACTERS = ["/", "login", "search", "files", "about", "..", ".", "%2f", "%2e", ";a=1", "\n", "x", "//", "%"]
@@ -115,6 +116,37 @@ def test_an_odd_path_does_not_dodge_the_default(store: Store, path: str) -> None
     site = Site("asgi", [Rule(login, path="/login"), Rule(default, otherwise=True)])
     site.request(path)
     assert used(default) == 1
+
+
+@pytest.mark.parametrize("path", ["/api_docs", "/api.docs", "/api-docs/index", "/api-docs/index/"])
+def test_a_path_that_few_routers_read_as_a_rules_does_not_dodge_the_default(
+    kind: Kind, store: Store, path: str
+) -> None:
+    """CherryPy reads them as ``/api-docs``. Another router may have a view for them, or one for any path."""
+    own, default = limit(store, "own"), limit(store, "default")
+    rules = [Rule(own, path="/api-docs", exempt=lambda request: True), Rule(default, otherwise=True)]
+    site = Site(kind, rules)
+    site.request("/api-docs"), site.request("/api-docs/")
+    assert used(default) == 0
+    site.request(path)
+    assert used(default) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "certain", "uncertain"),
+    [
+        ("/a-b/{name}", ["/a-b/c", "/a-b/c/"], ["/a_b/c", "/a-b/c/index"]),
+        ("/{name}/b", ["/a/b"], ["//b"]),
+        ("/a.b/*", ["/a.b", "/a.b/c_d/index"], ["/a-b/c"]),
+        ("/a/{rest:path}/z", ["/a/b/c/z"], ["/a/b/c/z/index"]),
+        ("/", ["/"], ["/index"]),
+        ("/a%20b", ["/a b"], ["/a_b"]),
+    ],
+)
+def test_a_path_is_certain_as_it_is_written(pattern: str, certain: list[str], uncertain: list[str]) -> None:
+    where = RequestPattern.of(["/other", pattern], (), False)
+    assert all(where.is_certain(("GET",), (path,)) for path in certain)
+    assert not any(where.is_certain(("GET",), (path,)) for path in uncertain)
 
 
 def test_an_override_of_the_method_does_not_dodge_the_default(kind: Kind, store: Store) -> None:

@@ -62,10 +62,15 @@ _ANY_PUNCTUATION: Final = f"[{re.escape(_PUNCTUATION)}]"
 
 @dataclass(frozen=True, slots=True)
 class RequestPattern:
-    """Paths and methods. No pattern means every path, no methods every method."""
+    """Paths and methods. No pattern means every path, no methods every method.
+
+    `pattern` matches what any router reads as one of the paths, `exact` the paths as they are written, with or without
+    slashes at the end.
+    """
 
     pattern: re.Pattern[str] | None
     methods: frozenset[str]
+    exact: re.Pattern[str] | None
 
     @classmethod
     def of(cls, path: str | Iterable[str] | None, methods: str | Iterable[str], ignore_case: bool) -> RequestPattern:
@@ -89,9 +94,11 @@ class RequestPattern:
         if not isinstance(ignore_case, bool):
             raise InvalidLimiter(f"ignore_case is True or False, not {short_repr(ignore_case)}")
         flags = re.DOTALL | re.IGNORECASE if ignore_case else re.DOTALL
-        pattern = re.compile("|".join(map(_pattern, paths)), flags) if paths else None
+        pattern = exact = None
+        if paths:
+            pattern, exact = (re.compile("|".join(each), flags) for each in zip(*map(_pattern, paths), strict=True))
         # Frameworks answer HEAD with the handler of GET.
-        return cls(pattern, frozenset(capitals | {"HEAD"} if "GET" in capitals else capitals))
+        return cls(pattern, frozenset(capitals | {"HEAD"} if "GET" in capitals else capitals), exact)
 
     @property
     def is_everywhere(self) -> bool:
@@ -110,10 +117,14 @@ class RequestPattern:
         return False
 
     def is_certain(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> bool:
-        """Whether each of these methods and each of these paths match: so a router can't read the request otherwise."""
+        """Whether each of these methods and each of these paths match: so a router can't read the request otherwise.
+
+        A path matches as the pattern is written, except for slashes at its end, and not as a single router reads it:
+        another one may have a view for ``/log_in`` or ``/log-in/index`` beside ``/log-in``, or one for any path.
+        """
         if self.methods and not self.methods.issuperset(methods):
             return False
-        return self.pattern is None or (bool(paths) and all(self.pattern.fullmatch(path) for path in paths))
+        return self.exact is None or (bool(paths) and all(self.exact.fullmatch(path) for path in paths))
 
 
 class PatternSet:
@@ -228,8 +239,11 @@ def _listed(values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-def _pattern(path: str) -> str:
-    """A regular expression. It matches in time linear in the length of a path, which the client chooses."""
+def _pattern(path: str) -> tuple[str, str]:
+    """Two regular expressions: for the path as any router reads it, and as it is written.
+
+    They match in time linear in the length of a path, which the client chooses.
+    """
     if not isinstance(path, str) or not path.startswith("/"):
         raise InvalidLimiter(
             f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {short_repr(path)}'
@@ -270,7 +284,11 @@ def _pattern(path: str) -> str:
             f"feed: write the path to which it leads"
         )
     has_all_below = path.rstrip("/").endswith("/*")
-    return "|".join(dict.fromkeys(_expression(text, has_all_below) for text in texts))
+    wide, exact = (
+        "|".join(dict.fromkeys(expression(text, has_all_below) for text in texts))
+        for expression in (_expression, _exact_expression)
+    )
+    return wide, exact
 
 
 def _character_of(placeholder: re.Match[str]) -> str:
@@ -288,6 +306,14 @@ def _expression(text: str, has_all_below: bool) -> str:
     if has_all_below and last == _SEGMENT:
         return "/".join([*segments, "(?:[^/]+|[^/]*/.*)"])
     return "/".join([*segments, _expression_of(last)]) + end
+
+
+def _exact_expression(text: str, has_all_below: bool) -> str:
+    text, end = text.rstrip("/"), "/*"
+    if has_all_below:
+        text, end = text.removesuffix("/" + _ANYTHING), "(?:/.*)?"
+    parts = {_ANYTHING: ".*", _SEGMENT: "[^/]+"}
+    return "".join(parts.get(character) or re.escape(character) for character in text) + end
 
 
 def _expression_of(segment: str) -> str:
