@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -245,3 +246,12 @@ def test_shortest_lease_is_long_enough_to_be_renewed(store: Store, slow: TokenBu
     site = WSGIMiddleware(app, [Rule(held), ByteRate(slow)])
     assert call_wsgi(site).body == b"abc"
     assert clock.now() == 20
+
+
+def test_a_body_whose_leases_are_renewed_can_be_copied(held: Held) -> None:
+    def copying(environ: Any, start_response: Any) -> Iterable[bytes]:
+        copied = copy.copy(environ["wsgi.input"])
+        start_response("200 OK", [])
+        return [copied.read()]
+
+    assert call_wsgi(WSGIMiddleware(copying, [held.rule]), method="POST", body=b"abc").body == b"abc"

@@ -90,8 +90,9 @@ class _Input:
 
     def __getattr__(self, name: str) -> Any:
         # Some applications look for more than PEP 3333 has, as for the socket. None reads past the renewals.
-        if name.startswith("read"):
-            raise AttributeError(f"{type(self._body).__name__}.{name} isn't there while leases are renewed", name=name)
+        # A copy has no body yet when it is asked for names with an underscore.
+        if name.startswith(("read", "_")):
+            raise AttributeError(f"a request's body has no {name} while leases are renewed", name=name)
         return getattr(self._body, name)
 
     def read(self, size: int | None = -1) -> bytes:
