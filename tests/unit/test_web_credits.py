@@ -134,6 +134,14 @@ def test_rule_with_a_delay_is_refused(prepaid: Credits) -> None:
         Rule(prepaid, delay="2s")
 
 
+def test_rule_in_the_shadow_is_refused(store: Store, prepaid: Credits) -> None:
+    with pytest.raises(InvalidLimiter, match="would spend what keys have paid for"):
+        Rule(prepaid, shadow=True)
+    bucket = TokenBucket(store, "api", "1/minute")
+    with pytest.raises(InvalidLimiter, match="would spend what keys have paid for"):
+        Rule(bucket, tiers={"paid": prepaid}, tier=lambda request: "paid", shadow=True)
+
+
 def test_refusal_has_no_time(prepaid: Credits, store: Store) -> None:
     prepaid.add("ada", 2)
     limited = TokenBucket(store, "api", "1/minute", burst=1)

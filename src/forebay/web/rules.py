@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.credits import Credits
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.token_bucket import TokenBucket
@@ -167,7 +168,7 @@ class Rule:
     * `answer`: sent instead of the problem report: an ``Answer`` (with status 200, a shadow ban), or a callable that
       takes the ``Request`` and the ``Denial`` and returns one.
     * `shadow`: decide and count, and enforce nothing: each denial is logged and counted, and no header field shows the
-      rule. It decides about requests that the other rules allow.
+      rule. It decides about requests that the other rules allow. Not for ``Credits``, which it would spend.
 
     * `otherwise`: the default: the rule is for requests that no enforced rule with a `path` is for. A rule with a path
       also counts here if the request is exempt from it. Where only some readings of a path match such a rule, both are
@@ -229,6 +230,11 @@ class Rule:
                 raise InvalidLimiter(f"{what} is True or False, not {short_repr(getattr(self, what))}")
         if self.shadow and self.ban is not None:
             raise InvalidLimiter(f"the rule of {self.limiter!r} in the shadow bans no key: leave ban or shadow out")
+        if self.shadow and kind_of(limiter) is Credits:
+            raise InvalidLimiter(
+                f"the rule of {self.limiter!r} in the shadow would spend what keys have paid for: leave shadow out, or "
+                "count the requests by a FixedWindow in the shadow"
+            )
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise InvalidLimiter(
                 f"ban is a Ban, not {short_repr(self.ban)}: write "
