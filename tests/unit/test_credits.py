@@ -133,6 +133,28 @@ def test_charge_that_finds_no_room_when_it_comes_back_is_an_error(clock: ManualC
             prepaid.refund("ada")
 
 
+def test_charge_that_found_no_room_comes_back_by_another_call(clock: ManualClock) -> None:
+    # So large that the cell of the request's mark is none that the key may have.
+    with Store.private(keys=5000, on_full="deny", clock=clock) as store:
+        prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
+        for key in ("ada", "bob"):
+            prepaid.add(key, 3)
+        reservation = prepaid.reserve("ada", 3)
+        assert prepaid.hit("bob", 3, request_id="r", request_ttl="2 days")
+        clock.advance(KEPT_S)
+        bucket.allow_many(range(100_000))
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                reservation.cancel()
+            with pytest.raises(StoreFull):
+                prepaid.refund("bob", 3, request_id="r")
+        clock.advance(86_400)
+        for _ in range(2):
+            reservation.cancel()
+            prepaid.refund("bob", 3, request_id="r")
+        assert [prepaid.peek(key, 0).remaining for key in ("ada", "bob")] == [3, 3]
+
+
 def test_charge_comes_back_to_a_key_that_lost_its_cell(clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="evict", clock=clock) as store:
         prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")

@@ -32,7 +32,7 @@ from forebay.core.table.table cimport (
 from forebay import holding, waiting
 from forebay.awaited import Awaited
 from forebay.core.arguments import DEFAULT_REQUEST_TTL, cost_of, costs_of, keys_of, ttl_without_id
-from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
+from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, LimitExceeded, StoreFull, short_repr
 from forebay.rate import as_period_ns
 
 
@@ -460,17 +460,28 @@ cdef class CellLimiter(Limiter):
         """
         cdef Charge charge
         cdef LimitParams params
+        cdef uint64_t mark_tag, marked_state
         cdef uint64_t tag = self.tag_of(key)
         cdef uint64_t permits = whole_cost(cost)
         self.params_for_call(rate, burst, &params)
         self.set_charge(min(permits, params.limit), &params, &charge)
-        if request_id is not None:
-            if permits > params.limit:
-                # No single request can have charged that much.
-                return
-            if not remove_mark(self, mark_tag_of(self, key, request_id, charge.amount)):
-                return
-        self.return_charge(tag, &charge)
+        if request_id is None:
+            self.return_charge(tag, &charge)
+            return
+        if permits > params.limit:
+            # No single request can have charged that much.
+            return
+        mark_tag = mark_tag_of(self, key, request_id, charge.amount)
+        self.ensure_attached()
+        marked_state = mark_state(self, mark_tag)
+        if not remove_mark(self, mark_tag):
+            return
+        try:
+            self.return_charge(tag, &charge)
+        except StoreFull:
+            # A later refund may find room.
+            insert_mark(self, mark_tag, marked_state >> FRACTION_BITS, 0)
+            raise
 
     def reset(self, key):
         """Forget `key`: its next request finds a fresh key.

@@ -35,6 +35,7 @@ class Reservation:
 
         Later bookings keep their times, so no other request can take the place of this one. Nothing is given back while
         a later booking still waits for its time. In a child that was forked since the booking, ``cancel`` does nothing:
-        only the process that booked can cancel.
+        only the process that booked can cancel. After ``StoreFull``, which only ``Credits`` raise, another call tries
+        again.
         """
     def __bool__(self) -> bool: ...

@@ -12,6 +12,7 @@ from forebay.core.table.segment_view cimport Segment
 
 from inspect import Signature
 
+from forebay.errors import StoreFull
 from forebay.rate import as_delay_ns
 
 
@@ -76,7 +77,8 @@ cdef class Reservation:
 
         Later bookings keep their times, so no other request can take the place of this one. Nothing is given back while
         a later booking still waits for its time. In a child that was forked since the booking, ``cancel`` does nothing:
-        only the process that booked can cancel.
+        only the process that booked can cancel. After ``StoreFull``, which only ``Credits`` raise, another call tries
+        again.
         """
         cdef bint booked
         with cython.critical_section(self):
@@ -85,7 +87,11 @@ cdef class Reservation:
             if booked:
                 self.booked = False
         if booked:
-            self.limiter.cancel_reserved(self.key, self.cost, self.tier, self.charged_state)
+            try:
+                self.limiter.cancel_reserved(self.key, self.cost, self.tier, self.charged_state)
+            except StoreFull:
+                self.booked = True
+                raise
 
     def __bool__(self):
         return self.allowed

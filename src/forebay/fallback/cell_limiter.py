@@ -321,8 +321,11 @@ class CellLimiter(Limiter):
         with self.memory.lock:
             now_ns = self.open_now_ns()
             # No single request can have charged more than the limit.
-            if mark is None or (permits <= params.limit and remove_mark(self, mark, now_ns)):
+            if mark is None or (permits <= params.limit and remembers(self, mark, now_ns)):
+                # Before its mark is removed: if it raises StoreFull, a later refund may find room.
                 self.give_back(tag, now_ns, charge)
+                if mark is not None:
+                    remove_mark(self, mark, now_ns)
 
     def reset(self, key: Key) -> None:
         """Forget `key`: its next request finds a fresh key."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from inspect import Signature
 from typing import Any, ClassVar, NoReturn, Self, final
 
+from forebay.errors import StoreFull
 from forebay.fallback.decision import seconds_from_ns
 from forebay.rate import as_delay_ns
 
@@ -64,6 +65,7 @@ class Reservation:
 
         Later bookings keep their times, so no other request can take the place of this one. Nothing is given back while
         a later booking still waits for its time. In a child that was forked since the booking, ``cancel`` does nothing.
+        After ``StoreFull``, which only ``Credits`` raise, another call tries again.
         """
         if self._pid != os.getpid():
             return
@@ -72,7 +74,11 @@ class Reservation:
             undo = self._undo.pop()
         except IndexError:
             return
-        undo()
+        try:
+            undo()
+        except StoreFull:
+            self._undo.append(undo)
+            raise
 
     def __bool__(self) -> bool:
         return self.allowed
