@@ -409,7 +409,7 @@ def test_store_without_a_ban_is_refused(shop: Store) -> None:
     assert MinInterval(shop, "some bans", "1 s").allow("key")
     before = shop.stats()
     result = run("ban", shop.name, "key", "--for", "1 hour")
-    assert (result.exit_code, "its bans: none" in result.stderr) == (2, True)
+    assert (result.exit_code, "the store has no Ban: see `forebay stat`" in result.stderr) == (2, True)
     assert shop.stats() == before
 
 
@@ -417,6 +417,8 @@ def test_store_without_a_ban_is_refused(shop: Store) -> None:
 def test_ban_takes_a_length_of_time(shop: Store, ban: Ban, time: str) -> None:
     result = run("ban", shop.name, "key", "--for", time)
     assert (result.exit_code, result.stdout) == (2, "")
+    assert f"not {time!r}" in result.stderr
+    assert "a number of seconds" not in result.stderr
     assert ban.peek("key").allowed
 
 

@@ -267,11 +267,11 @@ def test_publish_checks_first(tmp_path: Path) -> None:
     file.write_text(f'store = "shm:///shop?keys=1000"\n{FILE}')
     result = run("publish", file, target)
     assert result.exit_code == 1
-    assert "live rules are for the store of LiveRules: leave the word out" in result.output
+    assert "live rules are for the store of LiveRules: leave 'store' out" in result.output
     assert target.read_text() == FILE
     file.write_text(FILE.replace("version = 1", 'version = 1\nstore = "shm:///shop?keys=100"'))
     result = run("publish", file, target)
-    assert (result.exit_code, "leave the word out" in result.stderr) == (1, True)
+    assert (result.exit_code, "leave 'store' out" in result.stderr) == (1, True)
     assert target.read_text() == FILE
     file.write_text(FILE.replace("rate = ", "rat = ").replace("fixed-window", "fixed-windo"))
     assert "\\n" not in run("publish", file, target).stderr

@@ -158,6 +158,12 @@ def test_explain_asks_for_a_tier(file: Path) -> None:
     result = run("explain", file, "/")
     assert result.exit_code == 2
     assert "give --tier, one of free, pro" in " ".join(result.stderr.replace("│", "").split())
+    result = run("explain", file, "/", "--client", "192.0.2.1", "--tier", "gold")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "note: the file has no tier 'gold', so the rules of all tiers hold\n",
+    )
+    assert result.stdout.startswith("api: applies")
 
 
 def test_explain_of_a_wrong_file_is_its_problems(file: Path) -> None:

@@ -441,10 +441,10 @@ cost = 2
 def test_tier_functions_are_asked_for() -> None:
     text = 'tiers = ["free"]\n' + rule('tier = ["free"]')
     assert problems(text, given=functions(tier=None)) == [
-        "9:8: rules[0].tier: load_rules got no function that returns a request's tier: write tier="
+        "9:8: rules[0].tier: there is no function that returns a request's tier: write tier="
     ]
     assert problems(rule('key = ["tier", "address"]'), given=functions(tier=None)) == [
-        "8:7: rules[0].key: tier is a part of a key, and load_rules got no function for it: write tier="
+        "8:7: rules[0].key: tier is a part of a key, and there is no function for it: write tier="
     ]
 
     async def tier(request: object) -> str:

@@ -245,6 +245,11 @@ SHEDDER_WORDS = (
             "5:12: shedders.w.response: an Answer has headers such as",
         ),
         (
+            BUSY.replace('"orders", ', ""),
+            "4:14: shedders.w.priorities is a list of two priorities or more, the most important first, "
+            "not a list of 1",
+        ),
+        (
             BUSY.replace('"orders"', '"orders", "orders"'),
             "4:25: shedders.w.priorities[1]: the priority 'orders' is here twice: leave one out",
         ),

@@ -17,7 +17,7 @@ from forebay.cli.printing import consoles, print_json, printable, refusals
 from forebay.cli.states import seconds_text
 from forebay.cli.survey import path_of_store
 from forebay.core.kinds import MinInterval
-from forebay.errors import ForebayError, InvalidLimiter, InvalidRate
+from forebay.errors import ForebayError, InvalidLimiter, InvalidRate, short_repr
 from forebay.rate import as_period_ns
 from forebay.segment.limiter_list import encode_limiter_name
 from forebay.store import Store
@@ -34,8 +34,10 @@ ban_option = click.option("--ban", "ban", metavar="NAME", help="The Ban's name; 
 def _duration(text: str) -> str:
     try:
         as_period_ns(text)
-    except InvalidRate as error:
-        raise click.BadParameter(str(error)) from None
+    except InvalidRate:
+        # Not the message of Python's arguments: in a shell there is neither a number of seconds nor a timedelta.
+        accepted = 'a length of time with its unit, such as "10 minutes" or "30s", up to 10 years'
+        raise click.BadParameter(f"it is {accepted}, not {short_repr(text)}") from None
     return text
 
 
@@ -118,7 +120,9 @@ def _bans(store: Store, ban: str | None, lasts: str) -> tuple[str, Any]:
     if ban is None and len(known) == 1:
         ban = known[0]
     if ban is None or not _has_ban(listed, ban):
-        shown = ", ".join(map(repr, known)) or "none"
+        if not known:
+            raise InvalidLimiter(f"{store.path}: the store has no Ban: see `forebay stat` for its limiters")
+        shown = ", ".join(map(repr, known))
         what = "name one of its bans by --ban" if ban is None else f"there is no Ban {ban!r}"
         raise InvalidLimiter(f"{store.path}: {what}; its bans: {shown}")
     return ban, MinInterval(store, names_of_limiters(ban)[0], lasts)

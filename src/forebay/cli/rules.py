@@ -109,6 +109,8 @@ def explain_command(
             spec, _, built = _checked(file, tier, user)
             if spec.tiers and tier is None:
                 raise click.UsageError(f"the file has tiers: give --tier, one of {', '.join(spec.tiers)}")
+            if spec.tiers and tier not in spec.tiers:
+                consoles()[1].print(printable(f"note: the file has no tier {tier!r}, so the rules of all tiers hold"))
             asked = _request(request, client, headers)
             explained = explain(built, asked)
         except InvalidRuleFile as error:

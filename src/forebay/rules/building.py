@@ -416,7 +416,7 @@ class _Builder:
         if known and spec.except_tier and not set(known) - set(spec.except_tier):
             self._refuse((*path, word), "every tier is excepted, so the rule would match no request")
         if self._functions.tier is None:
-            self._refuse((*path, word), "load_rules got no function that returns a request's tier: write tier=")
+            self._refuse((*path, word), "there is no function that returns a request's tier: write tier=")
             return None, None
         lifted = spec.except_tier or [name for name in known if name not in (spec.tier or ())]
         return dict.fromkeys(lifted), self._functions.tier

@@ -207,7 +207,7 @@ def _alternative(text: str, sources: Sources) -> Alternative:
         return _Constant(text, "")
     if text == "tier":
         if functions.tier is None:
-            raise ValueError("tier is a part of a key, and load_rules got no function for it: write tier=")
+            raise ValueError("tier is a part of a key, and there is no function for it: write tier=")
         if has_to_be_awaited(functions.tier):
             raise ValueError("tier is a part of a key, so the function of load_rules for it can't be async")
         return _Tier(functions.tier)

@@ -187,12 +187,16 @@ class _Checker:
         if not isinstance(value, list):
             self._refuse(value, path, meaning or f"a list, each item {_description(kind.item_type) or 'a table'}")
             return
-        self._check_length(value, kind, path, "list")
+        self._check_length(value, kind, path, "list", meaning)
         for number, item in enumerate(value):
             self.check(item, kind.item_type, (*path, number))
 
-    def _check_length(self, value: Any, kind: Any, path: Path, what: str) -> None:
-        if len(value) < (kind.min_length or 0):
+    def _check_length(self, value: Any, kind: Any, path: Path, what: str, meaning: str = "") -> None:
+        if value and len(value) < (kind.min_length or 0):
+            self._problems.add(
+                self._document.value(path), f"{path_text(path)} is {meaning}, not a {what} of {len(value)}"
+            )
+        elif len(value) < (kind.min_length or 0):
             self._problems.add(
                 self._document.value(path), f"{path_text(path)} is an empty {what}: fill it, or leave the word out"
             )

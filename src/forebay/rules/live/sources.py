@@ -163,7 +163,11 @@ class SqlSource(Source):
             import sqlalchemy
         if isinstance(engine, str):
             # Each reading has a connection of its own: none is shared with a child, or is stale after an hour.
-            engine = sqlalchemy.create_engine(engine, poolclass=sqlalchemy.pool.NullPool)
+            try:
+                engine = sqlalchemy.create_engine(engine, poolclass=sqlalchemy.pool.NullPool)
+            except ModuleNotFoundError as error:
+                message = f"the driver of the URL's database is missing: install it: {error}"
+                raise ModuleNotFoundError(message, name=error.name) from error
         elif not isinstance(engine, sqlalchemy.Engine):
             raise InvalidLimiter(f"engine is a URL or an Engine of SQLAlchemy, not {redacted_repr(engine)}")
         schema, _, name = table.rpartition(".")

@@ -42,7 +42,7 @@ def checked_limits(name: str, document: bytes, functions: Functions, store: Any 
     spec, read, _ = check(name, document, functions)
     problems = Problems(name)
     if spec.store:
-        problems.add(read.word(("store",)), "live rules are for the store of LiveRules: leave the word out")
+        problems.add(read.word(("store",)), "live rules are for the store of LiveRules: leave 'store' out")
     if store is not None and not isinstance(store, Store):
         for limit, of in spec.limits.items():
             if of.on_change in ("share", "reset"):
