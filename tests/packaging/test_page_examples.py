@@ -177,7 +177,7 @@ def test_live_rules_of_the_rules_page_follow_their_file(
         start_response("200 OK", [])
         return [b""]
 
-    names: dict[str, Any] = {"app": application}
+    names: dict[str, Any] = {"hello": application, "plan": lambda request: "free"}
     run(snippet.replace("/etc/shop/limits.toml", str(path)), names)
     with httpx.Client(transport=httpx.WSGITransport(names["app"]), base_url="http://127.0.0.1") as http:
         assert [http.get("/").status_code for _ in range(4)] == [200] * 3 + [429]
