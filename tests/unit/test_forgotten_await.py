@@ -17,6 +17,7 @@ from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
+    Credits,
     FixedWindow,
     InvalidKey,
     InvalidLimiter,
@@ -41,7 +42,13 @@ LIMITERS: Final[dict[str, Callable[[Store], Any]]] = {
     "SlidingLog": lambda store: SlidingLog(store, "api", "1/year", keys=8),
     "Concurrency": lambda store: Concurrency(store, "api", 1),
     "AllOf": lambda store: AllOf(TokenBucket(store, "first", "1/year"), FixedWindow(store, "second", "1/year")),
+    "Credits": lambda store: with_a_permit(Credits(store, "api")),
 }
+
+
+def with_a_permit(limiter: Credits) -> Credits:
+    limiter.add("key", 1)
+    return limiter
 
 
 @pytest.fixture
@@ -160,6 +167,8 @@ def test_the_repr_of_a_task_may_ask_whether_its_coroutine_is_true(bucket: TokenB
     answer.close()
 
 
+# A wait for credits ends at once.
+@pytest.mark.parametrize("limiter", [name for name in LIMITERS if name != "Credits"], indirect=True)
 def test_a_cancelled_wait_charges_nothing(limiter: Any) -> None:
     async def main() -> None:
         assert limiter.allow("key")

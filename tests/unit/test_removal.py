@@ -326,7 +326,7 @@ def test_segment_that_took_the_place_of_an_unused_one_is_not_unlinked(
 
 
 def test_unlink_removes_live_rules_and_no_store_with_such_a_name(tmp_path: Path) -> None:
-    rules = ["1", "27", "loader", "loader.4711"]
+    rules = ["1", "27", "loader", "loader.new"]
     for name in rules:
         (tmp_path / f"forebay-shop.rules-0123abcd.{name}").touch()
     others = ["shop.rules-2", "shop.rules-0123abcd", "shop.rules-01234567.v1", "shop.rules-2.rules-0123abcd.1"]

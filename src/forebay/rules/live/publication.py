@@ -9,7 +9,7 @@ are not those of its successor.
 
 Transitions
 -----------
-* *prepare*: ``publish`` makes the file of the next number for which there is none (``O_EXCL``), and writes all of it.
+* *prepare*: ``publish`` makes the file of the next number for which there is none, exclusively, and writes all of it.
 * *switch*: one CAS of the word, from the version that the new one was made for to the new number.
 * *take over*: a process that reads another number than the one it follows reads that file, and then the word again. If
   the word still has the number, it makes gates of the file. Otherwise it begins again.
