@@ -16,9 +16,7 @@ with Needs("cli", __name__):
 
 from forebay.cli.options import as_json_option, directory_option, store_argument
 from forebay.cli.printing import consoles, print_error, print_json, printable, refusals
-from forebay.cli.survey import path_of_store
 from forebay.errors import InvalidLimiter, InvalidRuleFile
-from forebay.store import Store
 
 __all__ = ["promote_command", "publish_command", "status_command"]
 
@@ -34,7 +32,7 @@ def status_command(name: str, directory: str | None, as_json: bool) -> None:
     with 1 if the source isn't in force, with 2 if there are no live rules.
     """
     with refusals():
-        status = _status(path_of_store(name, directory))
+        status = _status(name, directory)
         if as_json:
             print_json(**status)
         else:
@@ -123,11 +121,13 @@ def _run(work: Callable[[], str]) -> None:
         sys.exit(1 if isinstance(error, InvalidRuleFile) else 2)
 
 
-def _status(path: str) -> dict[str, Any]:
+def _status(name: str, directory: str | None) -> dict[str, Any]:
+    from forebay.cli.survey import path_of_store
     from forebay.rules.live.loader import read_note
     from forebay.rules.live.publication import Board, UnreadableRules
+    from forebay.store import Store
 
-    with Store.attach(path=path) as store:
+    with Store.attach(path=path_of_store(name, directory)) as store:
         board = Board(store)
         version = board.version
         if not version:

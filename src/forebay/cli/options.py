@@ -10,7 +10,6 @@ from forebay.extras import Needs
 with Needs("cli", __name__):
     import click
 
-from forebay.cli.survey import PREFIX, directories, files_in
 from forebay.store_options import DIRECTORY
 
 __all__ = ["as_json_option", "directory_option", "more_option", "store_argument"]
@@ -30,6 +29,9 @@ def store_argument(*, required: bool = True) -> Callable[[Function], Function]:
 
 
 def _completed(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    # Other systems than Linux have no stores to survey, and these options nevertheless.
+    from forebay.cli.survey import PREFIX, directories, files_in
+
     found = [path for place in directories(()) for path in files_in(place)]
     # A name, where that is enough to find the file.
     names = [path.removeprefix(f"{DIRECTORY}{PREFIX}") for path in found]
