@@ -117,7 +117,6 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         "behaviour/test_several_limits.py::TestSynced::runTest",
         "unit/test_rules_refusals.py::test_a_leased_store_has_the_bans_of_its_host",
         "unit/test_rules_shedders.py::test_shedder_of_a_leased_store_is_in_its_host",
-        "unit/test_web_request_ids.py::test_leased_limiters_take_no_ids",
     ),
 }
 # By what a parameter of tests/behaviour says of the place where limits are kept, and why tests there are left out.
