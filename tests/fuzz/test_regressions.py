@@ -57,3 +57,18 @@ def test_an_impossible_time_delays_no_request(
     assert reservation.delay == 0
     assert limiter.wait("key", 0, timeout=1)
     assert store.now_ns() == 1000 * 10**9
+
+
+def test_full_table_of_latest_times_has_a_victim(segment: tuple[Store, SegmentBytes]) -> None:
+    """No such time was earlier than any, so no cell was the victim, and memory before the first was read as one."""
+    store, memory = segment
+    limiter = TokenBucket(store, "a", "5/minute")
+    cells = range(layout.TABLE_OFFSET, memory.table_end, layout.CELL.size)
+    for number, cell in enumerate(cells):
+        memory.write_word(cell + layout.CELL_STATE, 2**64 - 1)
+        memory.write_word(cell + layout.CELL_TAG, (number + 1) << layout.KIND_BITS | layout.KIND_COUNT)
+    assert limiter.allow("key")
+    assert limiter.peek("key").remaining == 4
+    assert store.stats().total.evicted == 1
+    changed = [cell for cell in cells if memory.word(cell + layout.CELL_STATE) != 2**64 - 1]
+    assert len(changed) == 1

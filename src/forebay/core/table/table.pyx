@@ -274,7 +274,8 @@ cdef int choose_victim(
     first. Among the others, the candidate is the key that expires first. Use can't compare these two candidates, so the
     one that expires first is chosen. But a key that has used nothing, such as the mark of a request, goes before all.
 
-    All cells are live, claimed, not to be used, or hold permits; at least one is live.
+    All cells are live, claimed, not to be used, or hold permits; at least one is live. In a damaged one, what it has
+    used and when it expires may both be the largest number: it is the candidate if there is no other.
     """
     cdef uint64_t used, order, earliest = ~<uint64_t>0, least = ~<uint64_t>0, earliest_other = ~<uint64_t>0
     cdef int position, candidate = -1, other = -1
@@ -283,7 +284,7 @@ cdef int choose_victim(
             continue
         order = order_of(seen[position])
         if not tells_use(table, seen[position]):
-            if order < earliest_other:
+            if other < 0 or order < earliest_other:
                 other = position
                 earliest_other = order
             continue
@@ -291,7 +292,7 @@ cdef int choose_victim(
         if least == 0 and order >= earliest:
             continue
         used = used_by(table, probe_cell(probe, position), seen[position], now_ns)
-        if used < least or (used == least and order < earliest):
+        if candidate < 0 or used < least or (used == least and order < earliest):
             candidate = position
             least = used
             earliest = order
