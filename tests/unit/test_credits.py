@@ -134,15 +134,15 @@ def test_charge_that_finds_no_room_when_it_comes_back_is_an_error(clock: ManualC
 
 
 def test_charge_that_found_no_room_comes_back_by_another_call(clock: ManualClock) -> None:
-    # So large that the cell of the request's mark is none that the key may have.
-    with Store.private(keys=5000, on_full="deny", clock=clock) as store:
+    # So large that the cell of the request's mark is hardly one that the key may have.
+    with Store.private(keys=20_000, on_full="deny", clock=clock) as store:
         prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
         for key in ("ada", "bob"):
             prepaid.add(key, 3)
         reservation = prepaid.reserve("ada", 3)
         assert prepaid.hit("bob", 3, request_id="r", request_ttl="2 days")
         clock.advance(KEPT_S)
-        bucket.allow_many(range(100_000))
+        bucket.allow_many(range(400_000))
         for _ in range(2):
             with pytest.raises(StoreFull):
                 reservation.cancel()
