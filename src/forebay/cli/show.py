@@ -25,7 +25,7 @@ from forebay.store import Store
 __all__ = ["reset_command", "show_command"]
 
 Work: TypeAlias = Callable[[str, Key, list[Addressed], bool], None]
-"""Of a command: it gets the store's name, the key, the limiters, and whether it prints JSON."""
+"""The work of a command. It gets the store's name, the key, the limiters, and whether to print JSON."""
 
 
 def _about_a_key(work: Work) -> Callable[..., None]:

@@ -66,7 +66,7 @@ class Explanation:
     is_shedder: bool = False
     """Whether it is a shedder: one that is for a request may deny it by the load."""
     priority: str | None = None
-    """Of a shedder, the request's priority; of a rule, the priority that it gives."""
+    """The priority that a shedder uses for the request, or that a rule gives it."""
 
 
 def explain(built: Sequence[Built], request: Request) -> list[Explanation]:

@@ -60,7 +60,7 @@ class PrioritizedRule:
 class Priority:
     """The priority of a request for a shedder: the function for the `priority` of a ``Shed``.
 
-    Of the rules that are for the request, the one with the most important priority counts. A rule counts only if it is
+    The most important priority of the rules that are for the request counts. A rule counts only if it is
     for the request however a router reads its path, whichever of its methods the application takes, and only if the
     file knows the tier. Otherwise a client could get a priority by an odd spelling. Other requests have the last
     priority. O(rules with a priority).

@@ -183,7 +183,7 @@ class Loader:
         return version
 
     def _published(self, version: int) -> Publication | None:
-        """What is in force on the host. None if there is nothing, or if it can't be read."""
+        """The publication in force on the host. None if there is none, or if it can't be read."""
         with contextlib.suppress(UnreadableRules):
             return self._board.read(version)
         return None

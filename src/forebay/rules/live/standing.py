@@ -43,7 +43,7 @@ class Standing(Struct, frozen=True):
     is_removed: bool = False
     """Whether the document has no such limit."""
     until_ns: int = 0
-    """Of a removed one: when its keys are as new."""
+    """The time at which the keys of a removed limit are as new."""
 
 
 def standings(before: Mapping[str, Standing], new: Mapping[str, Limit], store: Any, now_ns: int) -> dict[str, Standing]:
