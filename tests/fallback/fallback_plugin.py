@@ -21,16 +21,18 @@ TESTS: Final = Path(__file__).resolve().parents[1]
 LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
     "the C API, which only the compiled core has": (
         *("unit/test_c_api.py", "unit/test_c_api_all.py", "unit/test_c_api_leases.py", "unit/test_native_headers.py"),
-        *("unit/test_native_threads.py", "unit/test_stopped_threads.py"),
+        *("unit/test_native_threads.py", "unit/test_stopped_threads.py", "property/test_c_api_keys.py"),
     ),
     "the forebay command, which runs the compiled core": (
         *("unit/test_cli_bench.py", "unit/test_cli_doctor.py", "unit/test_cli_show.py", "unit/test_cli_stores.py"),
         *("unit/test_cli_tune.py", "unit/test_cli_verify.py", "unit/test_tune_json.py", "unit/test_tune_readers.py"),
-        "unit/test_tune_replay.py",
+        *("unit/test_cli_hot.py", "unit/test_cli_metrics.py", "unit/test_cli_top.py", "unit/test_tune_replay.py"),
     ),
     "segments: their files, bytes and checks": (
         *("unit/test_counter_lines.py", "unit/test_free_space.py", "unit/test_removal.py", "unit/test_verification.py"),
         *("unit/test_damaged_permits.py", "unit/test_layout_generator.py", "unit/test_process_identity.py"),
+        *("unit/test_metrics_segments.py", "unit/test_snapshots.py", "property/test_snapshot_files.py"),
+        *("unit/test_hot_keys.py", "threads/test_threads_hot_keys.py"),
         "unit/test_field_bounds.py::test_abandoned_claim_can_be_taken_after_two_units_and_again_after_its_stamp_wraps",
         "unit/test_field_bounds.py::test_cost_of_0_over_a_damaged_state_has_no_delay",
         "unit/test_field_bounds.py::test_decisions_do_not_depend_on_counters_that_wrap",

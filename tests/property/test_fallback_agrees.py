@@ -1,6 +1,6 @@
 """The pure-Python fallback decides as the compiled core: every field of every answer, to the nanosecond.
 
-Both take the same requests at the same times. `forebay.fallback` can be imported beside the compiled core.
+Both take the same requests at the same times. A compiled wheel has no fallback: it is imported from its sources.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 from examples import examples
+from fallback_beside import FallbackStore, fallback
 from hypothesis import given
 from hypothesis import strategies as st
 
 import forebay
-from forebay.fallback import kinds as fallback
-from forebay.fallback.store import Store as FallbackStore
 from forebay.testing import ManualClock
 
 FIELDS = (

@@ -1,7 +1,7 @@
 """The pure-Python fallback: every limiter and decision of the compiled core, for one process, without shared memory.
 
 It is for development on macOS and Windows, where the compiled core can't be built. ``forebay._native`` chooses it, and
-lists which of its modules stands in for which compiled one.
+`stand_ins` lists which of its modules stands in for which compiled one.
 
 * A decision has the compiled core's arithmetic, with its roundings: every field of every ``Decision`` is equal to the
   nanosecond. ``tests/property/test_fallback_agrees.py`` compares both.

@@ -16,10 +16,10 @@ from forebay.errors import ClockMismatch, NeedsCompiledCore, SegmentMissing, Seg
 from forebay.fallback.memory import Memory
 from forebay.names import LimiterNames
 from forebay.segment import layout
-from forebay.stats import LimiterStats, StoreStats
+from forebay.stats import HotKey, LimiterStats, StoreStats
 from forebay.store_options import check_options, checked_mode, default_path, path_of
 
-__all__ = ["DIRECTORY", "LimiterStats", "Store", "StoreStats", "clear", "default_path"]
+__all__ = ["DIRECTORY", "HotKey", "LimiterStats", "Store", "StoreStats", "clear", "default_path"]
 
 DIRECTORY: Final = None
 """Where ``forebay.testing.private_stores`` makes a directory, whose name its stores have: anywhere."""
@@ -73,8 +73,10 @@ class Store:
         group: str | int | None = None,
         path: str | os.PathLike[str] | None = None,
         directory: str | os.PathLike[str] | None = None,
+        hot_keys: int | None = None,
     ) -> None:
-        check_options(keys, on_full, clock)
+        check_options(keys, on_full, clock, hot_keys)
+        refuse_record(hot_keys)
         target = path_of(name, path, directory)
         checked_mode(mode, group)
         kind = _clock_kind(clock)
@@ -115,9 +117,11 @@ class Store:
         keys: int,
         on_full: Literal["evict", "deny", "allow"] | None = None,
         clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
+        hot_keys: int | None = None,
     ) -> Self:
         """A store without a name, which shares its state with no other."""
-        check_options(keys, on_full, clock)
+        check_options(keys, on_full, clock, hot_keys)
+        refuse_record(hot_keys)
         store = cls.__new__(cls)
         store.take_memory("private", Memory("private", keys, _clock_kind(clock)), on_full, clock)
         return store
@@ -198,6 +202,10 @@ class Store:
             raise StoreClosed(f"{self!r} has no statistics any more")
         return StoreStats(self.keys, self.segment.count_live(), 0, self.segment.stats())
 
+    def hot_keys(self) -> list[HotKey]:
+        """Raises ``NeedsCompiledCore``: there is no record of hot keys here."""
+        raise no_record()
+
     def now_ns(self) -> int:
         """The store's time in nanoseconds, for waiters."""
         if self.closed:
@@ -210,6 +218,17 @@ def clear(store: Store) -> None:
     if store.closed:
         raise StoreClosed(f"{store!r} can't be reset by this process")
     store.segment.clear()
+
+
+def no_record() -> NeedsCompiledCore:
+    return NeedsCompiledCore(
+        "a record of hot keys needs forebay's compiled core, which this process runs without: leave out hot_keys"
+    )
+
+
+def refuse_record(hot_keys: int | None) -> None:
+    if hot_keys is not None:
+        raise no_record()
 
 
 def _clock_kind(clock: object) -> int:

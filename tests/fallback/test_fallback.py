@@ -1,6 +1,7 @@
 """The pure-Python fallback: how it is chosen, what it says, and that it needs nothing of Linux.
 
-Each test runs a program of its own, because a process imports forebay once. ci/fallback runs the other tests on it.
+Each test runs a program of its own, because a process imports forebay once. ci/fallback runs this file, and other tests
+on the fallback.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 import forebay
 
-EVERY_KIND = (Path(__file__).parents[1] / "fallback" / "every_kind.py").read_text()
+EVERY_KIND = (Path(__file__).parent / "every_kind.py").read_text()
 
 ELSEWHERE = """
     import sys
