@@ -74,7 +74,7 @@ class Lease(ctypes.Structure):
         ("owner", c_uint64),
         ("end_ns", c_uint64),
         ("full", c_uint32),
-        ("reserved", c_uint32),
+        ("available", c_uint32),
     )
 
 

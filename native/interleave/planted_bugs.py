@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bug import Bug
+from planted_hot_keys_bugs import HOT_KEYS_BUGS
 from planted_leased_bugs import LEASED_BUGS
+from planted_resize_bugs import RESIZE_BUGS
 from planted_synced_bugs import SYNCED_BUGS
 
 TABLE = "src/forebay/core/table/table.pyx"
@@ -140,8 +142,8 @@ BUGS = [
     Bug(
         "a key evicts itself",
         TABLE,
-        "now_ns) and (met or has_cell(",
-        "now_ns) and not {here} and (met or has_cell(",
+        "if not has_room and (met or",
+        "if not has_room and not {here} and (met or",
     ),
     # If there is no room for a key, two searches look for its own cell, and each finds a cell that the other one
     # misses. The search for room may meet a cell that is given up before the next search comes to it. The next search
@@ -149,14 +151,14 @@ BUGS = [
     Bug(
         "a key that the search for room has met is forgotten",
         TABLE,
-        "(met or has_cell(probe, tag)):",
-        "((met and not {here}) or has_cell(probe, tag)):",
+        "(met or has_cell(probe, tag) or",
+        "((met and not {here}) or has_cell(probe, tag) or",
     ),
     Bug(
         "a key is not searched again where there is no room",
         TABLE,
-        "has_cell(probe, tag)):",
-        "(has_cell(probe, tag) and not {here})):",
+        "or has_cell(probe, tag) or",
+        "or (has_cell(probe, tag) and not {here}) or",
     ),
     Bug(
         "all claims have one id",
@@ -545,7 +547,9 @@ BUGS = [
         "    return amount != 0\n",
         "    return amount != 0 and not ({here} and cell == NULL)\n",
     ),
+    *HOT_KEYS_BUGS,
     *LEASED_BUGS,
+    *RESIZE_BUGS,
     *SYNCED_BUGS,
 ]
 

@@ -7,6 +7,9 @@
 #ifndef FOREBAY_GUARDED_MAP_H
 #define FOREBAY_GUARDED_MAP_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* as Python.h, which comes later: mremap */
+#endif
 #include <stddef.h>
 #include <sys/mman.h>
 

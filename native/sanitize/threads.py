@@ -18,6 +18,7 @@ from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
+    Credits,
     FixedWindow,
     LeakyBucket,
     MinInterval,
@@ -117,14 +118,16 @@ def hammer_calls(store: Store) -> int:
     """
     limiters = tuple(make(store, f"limiter {number}") for number, make in enumerate(PLAIN + WITH_RECORDS))
     gate = Concurrency(store, "gate", 3, keys=4)
-    both = AllOf(limiters[0], limiters[-1])
+    prepaid = Credits(store, "prepaid")
+    both = AllOf(limiters[0], limiters[-1], prepaid)
 
     def work(me: int) -> int:
         for turn in range(CALLS):
             if me == 0 and turn == CALLS // 2:
                 store.close()
             try:
-                for limiter in limiters:
+                prepaid.add(turn % FEW, 9)
+                for limiter in (*limiters, prepaid):
                     call(limiter, turn)
                 both.allow(turn % FEW)
                 if gate.allow("k"):

@@ -56,7 +56,7 @@ from forebay.errors import (
 )
 from forebay.headers import get_include
 from forebay.rate import Rate
-from forebay.store import LimiterStats, Store, StoreStats
+from forebay.store import HotKey, LimiterStats, Store, StoreStats
 from forebay.urls import connect, connect_async
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "ForebayError",
     "ForeignSegment",
     "ForeignState",
+    "HotKey",
     "InvalidCost",
     "InvalidKey",
     "InvalidLimiter",

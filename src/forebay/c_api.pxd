@@ -80,7 +80,7 @@ cdef extern from "forebay.h":
         uint64_t owner
         uint64_t end_ns
         uint32_t full
-        uint32_t reserved
+        uint32_t available
 
     ctypedef struct forebay_api:
         uint32_t version

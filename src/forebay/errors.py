@@ -61,6 +61,11 @@ def redacted_repr(value: object) -> str:
     return f"a {type(value).__name__}" if isinstance(value, (str, bytes)) else short_repr(value)
 
 
+def printable(text: str) -> str:
+    """Escape what would move a terminal's cursor or change its colours, as ``repr`` does."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 class ForebayError(Exception):
     """Base of every exception of forebay."""
 
@@ -164,7 +169,8 @@ class StoreFull(ForebayError):
     def __str__(self) -> str:
         return (
             f"limiter {self.limiter!r} got no permits for the key, as its store has no room for another key: make the "
-            "store for more keys, or reset keys that are not needed any more"
+            "store for more keys, or free those that are not needed any more: reset() forgets a key, and if "
+            "take_up_to() takes all of a key's Credits, its place is free 5 minutes later"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["LimiterStats", "StoreStats"]
+__all__ = ["HotKey", "LimiterStats", "StoreStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,21 @@ class StoreStats:
     def total(self) -> LimiterStats:
         """The sum over all limiters."""
         return sum(self.limiters.values(), LimiterStats())
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey:
+    """A key that was denied or allowed often of late, from ``Store.hot_keys()``."""
+
+    limiter: str
+    """The limiter's name, of more than 48 bytes its beginning and a digest."""
+    algorithm: str
+    """The limiter's class, such as ``"TokenBucket"``."""
+    digest: str
+    """14 hexadecimal digits of the key's hash under a secret of the segment: it stores no key itself."""
+    denied: int
+    """Denied requests. Every 69 seconds all counts are halved, so it stands for the latest one to two minutes."""
+    denied_ago: float | None
+    """Seconds since the latest denial, to about a second. None if the record has none."""
+    allowed: int
+    """Allowed requests, estimated from every 61st, and halved as `denied`."""

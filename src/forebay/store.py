@@ -10,19 +10,21 @@ from types import TracebackType
 from typing import Final, Literal, Self, cast
 
 from forebay.clock import ManualClock
-from forebay.core.table.segment_view import Segment
+from forebay.core.table.segment_view import Extent, Segment
 from forebay.core.table.threads import forks, next_generation
-from forebay.errors import SegmentMissing, StoreClosed, short_repr
+from forebay.errors import SegmentError, SegmentMissing, StoreClosed, short_repr
 from forebay.names import LimiterNames
 from forebay.segment import layout, removal
 from forebay.segment.attachment import Attachment
 from forebay.segment.counts import COUNTERS_BYTES, limiter_stats
 from forebay.segment.file import SegmentFile, create_anonymous, open_existing, open_or_create
+from forebay.segment.hot_keys import find_record, keys_in, open_record
 from forebay.segment.sizes import ExtentShape
-from forebay.stats import LimiterStats, StoreStats
+from forebay.segment.table_place import TablePlace
+from forebay.stats import HotKey, LimiterStats, StoreStats
 from forebay.store_options import DIRECTORY, check_options, checked_mode, default_path, path_of
 
-__all__ = ["DIRECTORY", "LimiterStats", "Store", "StoreStats", "clear", "default_path"]
+__all__ = ["DIRECTORY", "HotKey", "LimiterStats", "Store", "StoreStats", "clear", "default_path"]
 
 CLEARED_AT_ONCE: Final = 2**20
 
@@ -45,7 +47,7 @@ class Store:
     a ``MinInterval`` or another limit of one permit, against a ``TokenBucket`` with a low ``initial``, against a
     ``SlidingWindow`` whose key has not come in this window yet, and between limiters of one store that forget at
     different times. If clients can make up keys, use ``"deny"``, a separate store, or a second limit by something that
-    they can't make up. docs/operations.md has the figures.
+    they can't make up. docs/operations/capacity.md has the figures.
 
     `clock` is ``"monotonic"``, the host's clock; a ``forebay.testing.ManualClock``; or ``"time"``, Python's
     ``time.time``, so that libraries that freeze or move it move the limits, too. With ``"time"``, each decision reads
@@ -60,6 +62,11 @@ class Store:
     a name first, and so prevent a store. `path` is the file itself, for example on a disk, where limits survive a
     reboot. All processes must use the same path.
 
+    With `hot_keys`, this process notes which keys it denies and which it allows most, in a record of about so many keys
+    of each kind, from 4 to 65,536: see ``hot_keys``. The record is shared by all processes of the store, and each has
+    its own `hot_keys`; it takes about 70 bytes per key. It has hashes of keys, and no key. Without, the record costs a
+    decision nothing.
+
     Raises ``SegmentError`` (see ``forebay.errors`` for its kinds) and ``ValueError``.
 
     *Threads*: safe. *Processes*: each makes its own ``Store`` of the same name. *Fork*: a store made before a fork
@@ -70,8 +77,8 @@ class Store:
     """The name that it was made with; ``"private"`` for ``Store.private``."""
     path: str | None
     """The segment's file; None for ``Store.private``."""
-    keys: int
-    """Live keys that the segment was made for."""
+    made_for_keys: int
+    """Live keys that the segment was made for, before any resize."""
     on_full: str | None
     manual_clock: ManualClock | None
     attachment: Attachment
@@ -89,8 +96,9 @@ class Store:
         group: str | int | None = None,
         path: str | os.PathLike[str] | None = None,
         directory: str | os.PathLike[str] | None = None,
+        hot_keys: int | None = None,
     ) -> None:
-        check_options(keys, on_full, clock)
+        check_options(keys, on_full, clock, hot_keys)
         target = path_of(name, path, directory)
         file = open_or_create(
             target,
@@ -100,7 +108,7 @@ class Store:
             gid=_gid(group),
             own_directory=directory is not None,
         )
-        attach(self, name, target, file, on_full, clock)
+        attach(self, name, target, file, on_full, clock, hot_keys)
 
     @classmethod
     def private(
@@ -109,11 +117,13 @@ class Store:
         keys: int,
         on_full: Literal["evict", "deny", "allow"] | None = None,
         clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
+        hot_keys: int | None = None,
     ) -> Self:
         """A store without a name, shared by this process and the children that it forks; it ends with the last one."""
-        check_options(keys, on_full, clock)
+        check_options(keys, on_full, clock, hot_keys)
         store = cls.__new__(cls)
-        attach(store, "private", None, create_anonymous(keys=keys, clock_kind=_clock_kind(clock)), on_full, clock)
+        file = create_anonymous(keys=keys, clock_kind=_clock_kind(clock))
+        attach(store, "private", None, file, on_full, clock, hot_keys)
         return store
 
     @classmethod
@@ -132,8 +142,8 @@ class Store:
         ``peek`` and ``reset`` keys as everywhere.
 
         Root may attach to the store of any user, so nothing keeps that user from changing it: to enforce limits, use
-        ``Store(...)``. A user that may only read the file gets ``stats``, and ``peek`` of limiters without memory of
-        their own; everything else raises ``SegmentError``.
+        ``Store(...)``. A user that may only read the file gets ``stats``, ``hot_keys``, and ``peek`` of limiters
+        without memory of their own; everything else raises ``SegmentError``.
 
         Raises ``SegmentMissing`` if there is no such file, ``SegmentBusy`` if it is being created, ``ClockMismatch`` if
         it is of an earlier boot and no process has used it since, and other kinds of ``SegmentError``. A limiter that
@@ -169,6 +179,11 @@ class Store:
             if not missing_ok:
                 remedy = "check the name, or give missing_ok=True if there may be none"
                 raise SegmentMissing(target, "no such file", "a segment to remove", remedy) from None
+
+    @property
+    def keys(self) -> int:
+        """The live keys that the store is made for. A resize changes it, for all processes."""
+        return self.segment.moved_keys() or self.made_for_keys
 
     @property
     def closed(self) -> bool:
@@ -221,6 +236,29 @@ class Store:
         limiters = limiter_stats(raw, self.attachment.limiters())
         return StoreStats(keys=self.keys, live_keys=self.segment.count_live(), bytes=size_bytes, limiters=limiters)
 
+    def hot_keys(self) -> list[HotKey]:
+        """The keys that were denied most of late, and those that were allowed most, over all processes that note them.
+
+        A process notes the keys of its decisions if its store was made with `hot_keys`. The most denied keys come
+        first. The record is bounded: of keys that share a line of four slots, those with few requests are left out. A
+        count is never more than there were requests, except the estimate of allowed ones.
+
+        Raises ``SegmentError`` if no process has made a record, or if the program has closed all files, and
+        ``StoreClosed``. Threads, processes, fork: safe. Needs no right to write. O(number of slots).
+        """
+        if self.closed:
+            raise StoreClosed(f"{self!r} has no hot keys any more")
+        record = find_record(self.attachment)
+        if record is None:
+            raise SegmentError(
+                self.attachment.label,
+                "no record of hot keys",
+                "one that a process notes keys in",
+                "make the store in the processes that decide with hot_keys, as in Store(..., hot_keys=64)",
+            )
+        with self.attachment.lock():
+            return keys_in(record, self.attachment.read_file, self.attachment.limiters(), self.segment.now_ns())
+
     def now_ns(self) -> int:
         """The segment's time in nanoseconds, for waiters."""
         if self.closed:
@@ -235,6 +273,7 @@ def attach(
     file: SegmentFile,
     on_full: str | None,
     clock: Literal["monotonic", "time"] | ManualClock | None,
+    hot_keys: int | None = None,
 ) -> None:
     """Map the segment of `file`, and set all attributes of a new store. With `clock` None the segment's stays."""
 
@@ -253,7 +292,7 @@ def attach(
 
     store.name = name
     store.path = path
-    store.keys = file.header.advertised_keys
+    store.made_for_keys = file.header.advertised_keys
     store.on_full = on_full
     store.manual_clock = clock if isinstance(clock, ManualClock) else None
     store.names = LimiterNames()
@@ -261,6 +300,12 @@ def attach(
     store.segment = cast(Segment, store.attachment.segment)
     if store.manual_clock is not None:
         store.manual_clock.attach(store.segment)
+    if hot_keys is not None:
+        try:
+            store.segment.note_hot_keys(cast(Extent, open_record(store.attachment, hot_keys)))
+        except BaseException:
+            store.close()
+            raise
 
 
 def clear(store: Store) -> None:
@@ -274,7 +319,9 @@ def clear(store: Store) -> None:
         for number in range(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
             line = layout.COUNTERS_OFFSET + number * layout.COUNTER_LINE.size
             _clear(fd, line + layout.COUNTER_LINE_ALLOWED, line + layout.COUNTER_LINE.size)
-        _clear(fd, layout.TABLE_OFFSET, store.segment.size)
+        made_groups = (store.segment.size - layout.TABLE_OFFSET) // layout.GROUP_BYTES
+        place = TablePlace.read(store.segment.moved_table(), store.keys, group_count=made_groups, keys=store.keys)
+        _clear(fd, place.offset, place.offset + place.bytes)
         raw = store.segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
         for identity, offset, size, keys, *_ in layout.EXTENT_ENTRY.iter_unpack(raw):
             if identity:

@@ -9,11 +9,18 @@ from typing import Any, Final
 from forebay.clock import ManualClock
 from forebay.errors import short_repr
 
-__all__ = ["DIRECTORY", "check_options", "checked_mode", "default_path", "path_of"]
+__all__ = ["DIRECTORY", "check_options", "checked_mode", "default_path", "is_name", "path_of"]
 
 DIRECTORY: Final = "/dev/shm/"
 MAX_KEYS: Final = 2**36
+LEAST_HOT_KEYS: Final = 4
+MOST_HOT_KEYS: Final = 2**16
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """Whether a store could have that name."""
+    return _NAME.fullmatch(text) is not None
 
 
 def path_of(name: str | None, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> str:
@@ -29,7 +36,7 @@ def default_path(name: str | None, directory: str | os.PathLike[str] | None = No
     if isinstance(name, str) and "://" in name:
         # The message leaves out the URL: it may contain a password.
         raise ValueError("a store's name is no URL: for limits over Redis use RedisStore(url) of forebay.redis")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise ValueError(
             f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "
             f"not {short_repr(name)}"
@@ -48,11 +55,17 @@ def checked_path(path: Any, option: str, kind: str) -> str:
     return target
 
 
-def check_options(keys: int, on_full: str | None, clock: object) -> None:
+def check_options(keys: int, on_full: str | None, clock: object, hot_keys: int | None = None) -> None:
     if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
         raise ValueError(f"keys is a whole number from 1 to 2**36, not {short_repr(keys)}")
     if on_full not in (None, "evict", "deny", "allow"):
         raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {short_repr(on_full)}")
+    is_number = isinstance(hot_keys, int) and not isinstance(hot_keys, bool)
+    if hot_keys is not None and not (is_number and LEAST_HOT_KEYS <= hot_keys <= MOST_HOT_KEYS):
+        raise ValueError(
+            f"hot_keys is a whole number from {LEAST_HOT_KEYS} to {MOST_HOT_KEYS}, or None for no record of hot keys, "
+            f"not {short_repr(hot_keys)}"
+        )
     if not isinstance(clock, ManualClock) and clock not in ("monotonic", "time"):
         raise ValueError(f"clock is 'monotonic', 'time' or a forebay.testing.ManualClock, not {short_repr(clock)}")
 

@@ -143,6 +143,7 @@ STORE_OPTIONS: Final[Mapping[str, Reader]] = {
     "directory": str,
     "path": str,
     "clock": str,
+    "hot_keys": _number,
 }
 REDIS_OPTIONS: Final[Mapping[str, Reader]] = {
     "namespace": str,

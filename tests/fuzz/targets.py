@@ -24,6 +24,7 @@ from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
+    Credits,
     FixedWindow,
     LeakyBucket,
     MinInterval,
@@ -63,6 +64,7 @@ LIMITERS: Final[dict[str, Callable[[Store], Any]]] = {
     "log": lambda store: SlidingLog(store, "a", "5/minute", keys=2),
     "log of one": lambda store: SlidingLog(store, "a", "1/second", keys=1),
     "long log": lambda store: SlidingLog(store, "a", "70/hour", keys=60),
+    "prepaid": lambda store: Credits(store, "a"),
     "slots": lambda store: Concurrency(store, "a", 3, "10s", keys=2),
     "many slots": lambda store: Concurrency(store, "a", 130, "1 hour", keys=50),
     "all": lambda store: AllOf(
@@ -75,6 +77,7 @@ LIMITERS: Final[dict[str, Callable[[Store], Any]]] = {
 }
 KINDS: Final = tuple(LIMITERS)
 POLICIES: Final = ("evict", "deny", "allow")
+CREDITS: Final = 5
 
 scratch = Scratch()
 atexit.register(scratch.close)
@@ -124,13 +127,20 @@ def attach(data: bytes) -> None:
     assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was left open"
 
 
+def _use(limiter: Any, key: Any) -> None:
+    """Charge a permit: the key has a cell then."""
+    if isinstance(limiter, Credits):
+        limiter.add(key, CREDITS)
+    limiter.allow(key)
+
+
 def _use_attached(store: Store, kinds: Sequence[str], statistics: bool) -> None:
     with store:
         for kind in kinds:
             with contextlib.suppress(ForebayError):
                 limiter = LIMITERS[kind](store)
                 for key in KEYS:
-                    limiter.allow(key)
+                    _use(limiter, key)
                 _check(limiter.hit("a"))
         if statistics:
             store.stats()
@@ -146,7 +156,7 @@ def _image(kind: str, clock: str = "manual") -> bytes:
     def use(store: Store) -> None:
         limiter = LIMITERS[kind](store)
         for key in KEYS[:4]:
-            limiter.allow(key)
+            _use(limiter, key)
         if not isinstance(limiter, AllOf | Concurrency):
             limiter.hit("a", request_id="image")
 
@@ -263,7 +273,7 @@ class Session:
                 limiter.allow_many(keys, [self.cost() for _ in keys] if given.number(2) else None)
             case 5:
                 limiter.refund(self.key(), self.cost())
-            case 6 if isinstance(limiter, TokenBucket) and given.number(2):
+            case 6 if isinstance(limiter, TokenBucket | Credits) and given.number(2):
                 assert limiter.add(self.key(), self.cost()) >= 0
             case 6:
                 limiter.reset(self.key())
@@ -379,7 +389,7 @@ class Twin:
     def __init__(self, kind: str, key: Any, path: str) -> None:
         self.path = path
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(scratch.image((kind, key), lambda store: LIMITERS[kind](store).allow(key), manual_clock()))
+            file.write(scratch.image((kind, key), lambda store: _use(LIMITERS[kind](store), key), manual_clock()))
         self.store = Store("fuzz", keys=1, path=path, on_full="deny", clock=manual_clock())
         self.limiter = LIMITERS[kind](self.store)
         self.memory = memory = SegmentBytes(path)

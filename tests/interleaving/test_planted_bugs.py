@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hot_keys_scenes import HOT_KEYS_FOUND_BY, HOT_KEYS_SCENES
 from leased_scenes import LEASED_FOUND_BY, LEASED_SCENES
 from planted_bugs import BUGS, number_of
+from resize_scenes import RESIZE_FOUND_BY, RESIZE_SCENES
 from scenes import SCENES
 from synced_scenes import SYNCED_FOUND_BY, SYNCED_SCENES
 
@@ -103,7 +105,9 @@ FOUND_BY = {
     "a key without credits takes a cell to be denied": "credits: a denied key needs no room",
     "added credits take the place of others": "credits: permits are added",
     "a key gets no credits back that has lost its cell": "credits: permits are given back",
+    **HOT_KEYS_FOUND_BY,
     **LEASED_FOUND_BY,
+    **RESIZE_FOUND_BY,
     **SYNCED_FOUND_BY,
 }
 
@@ -114,7 +118,7 @@ def test_every_bug_is_looked_for() -> None:
 
 @pytest.mark.parametrize("bug", FOUND_BY)
 def test_found(bug: str, record: Callable[[str, object], None]) -> None:
-    explorable = (SCENES | LEASED_SCENES | SYNCED_SCENES)[FOUND_BY[bug]]
+    explorable = (SCENES | HOT_KEYS_SCENES | LEASED_SCENES | RESIZE_SCENES | SYNCED_SCENES)[FOUND_BY[bug]]
     planted = number_of(bug)
     found = explorable.make().explore(**explorable.quick, planted=planted)
     assert found.verdict in {"wrong", "broken", "held up"}

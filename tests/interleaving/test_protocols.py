@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hot_keys_scenes import HOT_KEYS_SCENES
 from leased_scenes import LEASED_SCENES
+from resize_scenes import RESIZE_SCENES
 from scenes import SCENES
 from synced_scenes import SYNCED_SCENES
 
-ALL_SCENES = SCENES | LEASED_SCENES | SYNCED_SCENES
+ALL_SCENES = SCENES | HOT_KEYS_SCENES | LEASED_SCENES | RESIZE_SCENES | SYNCED_SCENES
 
 
 @pytest.mark.parametrize("name", ALL_SCENES)

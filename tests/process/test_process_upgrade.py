@@ -1,4 +1,4 @@
-"""A process with another layout, as after an upgrade, beside processes that use the segment: see docs/release.md."""
+"""A process with another layout, as after an upgrade, beside others: see docs/operations/upgrades.md."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.segment import layout
+from forebay.snapshots import resize
 from forebay.testing import ManualClock
 
 KEY = "user:42"
@@ -328,6 +329,28 @@ def test_an_invalid_request_in_a_batch_charges_nothing(api_store: Store) -> None
         assert API.decide_many(thread.pointer, one, 1, None) == c_api.INVALID_ARGUMENT
         assert API.decide_many(thread.pointer, None, 0, None) == c_api.OK
     assert limiter.peek("k").remaining == 100
+    assert api_store.stats().total.allowed == 0
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), -(2**63), 2**63])
+def test_a_negative_size_or_count_is_refused(api_store: Store, size: int) -> None:
+    """A caller has taken a failed call's result for a length."""
+    limiter = TokenBucket(api_store, "api", "100/hour")
+    with Handle(limiter) as handle:
+        thread = handle.attach().pointer
+        request = request_of(b"k")
+        request.key_size = size
+        invalid = c_api.INVALID_ARGUMENT
+        assert API.allow(thread, b"k", size) == invalid
+        assert API.allow_at_tick(thread, b"k", size) == invalid
+        assert API.hash(handle.pointer, c_api.TEXT, b"k", size, c_uint64()) == invalid
+        assert API.decide(thread, request, None) == API.peek(thread, request, None) == invalid
+        assert API.refund(thread, request, 0) == API.reset(thread, request) == invalid
+        for count in (size, 2**63 // ctypes.sizeof(c_api.Request) + 1):
+            assert API.decide_many(thread, request_of(b"k"), count, ctypes.c_uint8()) == invalid
+        assert API.decide_many(thread, request, 1, ctypes.c_uint8()) == invalid
+        assert API.decide_all(c_api.array_of(handle.threads), request, 1, None, None) == invalid
+        assert API.decide_all(c_api.array_of(handle.threads), request_of(b"k"), size, None, None) == invalid
     assert api_store.stats().total.allowed == 0
 
 
@@ -723,3 +746,23 @@ def test_threads_admit_exactly_the_limit(store_name: str) -> None:
         assert sum(allowed) == 3000
         stats = store.stats().limiters["api"]
         assert (stats.allowed, stats.denied) == (3000, 3000)
+
+
+def test_a_native_thread_follows_a_resize(store_name: str) -> None:
+    """Its view of the table is its own: it moves on at its next decision, without the GIL."""
+    with Store(store_name, keys=1000) as store:
+        window = FixedWindow(store, "api", "10/day", align="first")
+        with Handle(window) as handle:
+            thread = handle.attach()
+            assert [thread.allow(b"k") for _ in range(3)] == [1, 1, 1]
+            for keys in (5000, 2000):
+                resize(path_of(store_name), keys)
+                assert thread.decide_many([request_of(b"k"), request_of(str(keys).encode())]) == [1, 1]
+                thread.refund(b"k")
+                thread.reset(str(keys).encode())
+                assert thread.peek(str(keys).encode()).remaining == 10
+            assert thread.peek(b"k").remaining == 7
+            assert window.peek("k").remaining == 7
+            assert sum(thread.allow(b"k") for _ in range(20)) == 7
+        assert not window.allow("k")
+        assert store.stats().live_keys == 1

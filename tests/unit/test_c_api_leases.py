@@ -69,6 +69,7 @@ def test_a_native_thread_holds_permits_as_python_does(seed: int, clock: ManualCl
                         allowed, lease = thread.acquire(b"k", cost)
                         assert allowed == mine.allowed
                         assert bool(lease.permits) == (allowed and cost > 0)
+                        assert lease.available == (0 if allowed else limiter.peek("k").remaining)
                         answers.add(allowed)
                         leases.append((mine, lease, now_ns + 30 * NS))
                     case "release" if leases:

@@ -47,7 +47,7 @@ LIMITERS: dict[str, Callable[[Store], Any]] = {
 
 
 def test_package_exports_the_public_names() -> None:
-    answers = {"Decision", "Lease", "LimiterStats", "Reservation", "StoreStats"}
+    answers = {"Decision", "HotKey", "Lease", "LimiterStats", "Reservation", "StoreStats"}
     functions = {"connect", "connect_async", "get_include"}
     names = {"Rate", "Store", "__version__", "native", *functions, *answers, *LIMITERS, *errors.__all__}
     assert set(forebay.__all__) == names
@@ -200,8 +200,8 @@ def test_every_limiter_shows_its_parameters_and_is_immutable(store: Store, name:
 @pytest.mark.parametrize(
     ("function", "parameters"),
     [
-        (Store, "name *keys *on_full *clock *mode *group *path *directory"),
-        (Store.private, "*keys *on_full *clock"),
+        (Store, "name *keys *on_full *clock *mode *group *path *directory *hot_keys"),
+        (Store.private, "*keys *on_full *clock *hot_keys"),
         (Store.unlink, "name *path *directory *missing_ok"),
         (Store.stats, "self"),
         (Store.close, "self"),

@@ -127,7 +127,11 @@ BUCKETS, LOG, LARGER_LOG, HELD, HELD_BY_FEW = range(5)
 
 
 def damage_header(vandal: Vandal) -> None:
-    vandal.write(layout.HEADER_RULES_VERSION + 8, 1)
+    vandal.write(layout.HEADER_RESIZE_PROGRESS + 8, 1)
+
+
+def damage_moved_table(vandal: Vandal) -> None:
+    vandal.write(layout.HEADER_MOVED_TABLE, 1)
 
 
 def damage_time(vandal: Vandal) -> None:
@@ -336,6 +340,7 @@ def behind_the_slots(vandal: Vandal) -> None:
 
 DAMAGES: list[tuple[Callable[[Vandal], None], str]] = [
     (damage_header, "header: found bytes behind the fields"),
+    (damage_moved_table, "header: found a table at 01"),
     (damage_time, "header: found a"),
     (damage_name, "limiter 0: found 6 bytes"),
     (damage_name_hash, "limiter 0: found an identity"),

@@ -40,9 +40,11 @@ typedef struct ForebayLine {
     uint64_t line_generation;     /* in which `counters` was taken; 0: not yet */
     uint64_t number;              /* of the line, part of claim ids */
     bool is_shared;               /* with other processes and threads */
+    bool is_plain;                /* not shared, and no key is noted: see core/table/hot_keys.pxd */
     bool checks_name;             /* the next decision first checks the name of the segment's file */
     ForebayThread *thread;        /* NULL: all that hold the GIL */
     ForebayCounterLine *shared;   /* the limiter's shared line, for counts that come too late */
+    uint64_t turn;                /* of allowed requests, of which some have their keys noted */
 } ForebayLine;
 
 typedef struct ForebayLines {
@@ -63,30 +65,30 @@ typedef enum ForebayCounter {
     FOREBAY_COUNTER_CAS_RETRIES = offsetof(ForebayCounterLine, cas_retries) / sizeof(uint64_t)
 } ForebayCounter;
 
-/* Add to a counter of a line that the calling thread has by its slot. */
-static inline void forebay_count_by_thread(const ForebayLine *line, ForebayCounter counter, uint64_t n) {
+/* Add to a counter of a line that the calling thread has by its slot, and that isn't shared. False: it has it no more.
+ */
+static inline bool forebay_count_by_thread(const ForebayLine *line, ForebayCounter counter, uint64_t n) {
     ForebayThread *thread = line->thread;
-    if (!line->is_shared) {
-        uint64_t *word = (uint64_t *)line->counters + counter;
-        /* SYNC counting -> generation: this store comes before the load. A close executes the barrier for both. */
-        __atomic_store_n(&thread->counting, 1, __ATOMIC_RELAXED);
-        if (__builtin_expect(thread->fences != 0, 0)) {
-            __atomic_thread_fence(__ATOMIC_SEQ_CST);
-        } else {
-            __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        }
-        bool is_own = __atomic_load_n(&thread->generation, __ATOMIC_RELAXED) == line->line_generation;
-        if (is_own) forebay_store_relaxed(word, forebay_load_relaxed(word) + n);
-        __atomic_store_n(&thread->counting, 0, __ATOMIC_RELEASE);
-        if (is_own) return;
+    uint64_t *word = (uint64_t *)line->counters + counter;
+    /* SYNC counting -> generation: this store comes before the load. A close executes the barrier for both. */
+    __atomic_store_n(&thread->counting, 1, __ATOMIC_RELAXED);
+    if (__builtin_expect(thread->fences != 0, 0)) {
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    } else {
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
     }
-    forebay_fetch_add_relaxed((uint64_t *)line->shared + counter, n);
+    bool is_own = __atomic_load_n(&thread->generation, __ATOMIC_RELAXED) == line->line_generation;
+    if (is_own) forebay_store_relaxed(word, forebay_load_relaxed(word) + n);
+    __atomic_store_n(&thread->counting, 0, __ATOMIC_RELEASE);
+    return is_own;
 }
 
 /* Add to a counter of the line that `forebay_line_here` has returned to this thread. */
 static inline void forebay_count(const ForebayLine *line, ForebayCounter counter, uint64_t n) {
 #ifdef Py_GIL_DISABLED
-    forebay_count_by_thread(line, counter, n);
+    if (line->is_shared || !forebay_count_by_thread(line, counter, n)) {
+        forebay_fetch_add_relaxed((uint64_t *)line->shared + counter, n);
+    }
 #else
     uint64_t *word = (uint64_t *)line->counters + counter;
     if (__builtin_expect(line->is_shared, 0)) {
@@ -94,6 +96,18 @@ static inline void forebay_count(const ForebayLine *line, ForebayCounter counter
     } else {
         forebay_store_relaxed(word, forebay_load_relaxed(word) + n);
     }
+#endif
+}
+
+/* Count one decision in such a line, if it is plain. */
+static inline void forebay_count_plain(const ForebayLine *line, ForebayCounter counter) {
+#ifdef Py_GIL_DISABLED
+    if (!forebay_count_by_thread(line, counter, 1)) {
+        forebay_fetch_add_relaxed((uint64_t *)line->shared + counter, 1);
+    }
+#else
+    uint64_t *word = (uint64_t *)line->counters + counter;
+    forebay_store_relaxed(word, forebay_load_relaxed(word) + 1);
 #endif
 }
 

@@ -22,7 +22,8 @@
 #define FOREBAY_KIND_TAT 2 /* the state is a time in ns of segment time, most often a theoretical arrival time; expired when that has come. From 2^63 - 2^48 + 1 to 2^63 - 1: a number of permits */
 #define FOREBAY_KIND_COUNT 3 /* the state's high bits are a time in quarters of a ns, rounded up, its low bits counts: how many of each is the limiter's affair; expired when that time has come */
 #define FOREBAY_KIND_USED 4 /* as `KIND_COUNT`; the three lowest bits tell roughly how many permits the key has used, so that eviction can compare keys whose windows end at different times */
-#define FOREBAY_KIND_BLOCKED 7 /* a cell that is never used: the table has room for fewer keys than cells */
+#define FOREBAY_KIND_FROZEN 3 /* in the store's table: added to the kind of a cell that a resize has frozen; an empty one is frozen as a `KIND_TAT` without fingerprint and time */
+#define FOREBAY_KIND_BLOCKED 7 /* in an extent: a cell that is never used, as the table has room for fewer keys than cells */
 #define FOREBAY_ALGORITHM_SLIDING_LOG 1 /* of a limiter; its extent's words are rings of entries */
 #define FOREBAY_ALGORITHM_BUCKETED_WINDOW 2 /* of a limiter; its extent's words are marks of buckets */
 #define FOREBAY_ALGORITHM_CONCURRENCY 3 /* of a limiter; its extent's words are hints and slots */
@@ -40,6 +41,12 @@
 #define FOREBAY_ALGORITHM_CREDITS 16 /* of a limiter without an extent; prepaid permits */
 #define FOREBAY_ALGORITHM_SHEDDER 15 /* of a load shedder; its extent's words are its measurements */
 #define FOREBAY_SHEDDER_WORDS 4 /* words of a load shedder, in an extent for one key that is never stored */
+#define FOREBAY_ALGORITHM_HOT_KEYS 17 /* of the record of hot keys; its extent's words are slots, for keys that are no cells of it */
+#define FOREBAY_HOT_WORDS_PER_CELL 4 /* words of the record of hot keys for each of its cells: a slot of denied keys, and one of allowed keys */
+#define FOREBAY_HOT_LIMITER_BITS 8 /* low bits of a slot's name that are the limiter's number; above them are the high bits of the key's fingerprint */
+#define FOREBAY_HOT_COUNT_BITS 32 /* low bits of a slot's state that are its count; above them is its time */
+#define FOREBAY_HOT_TIME_SHIFT 30 /* the unit of a slot's time is 2 to the power of this, in ns */
+#define FOREBAY_HOT_HALVING_BITS 6 /* the count of a slot halves whenever the time divided by 2 to the power of this changes */
 #define FOREBAY_MAX_LOG_LIMIT 8388608 /* largest limit of a sliding log, and most words of its cells */
 #define FOREBAY_MAX_BUCKETS 65536 /* most buckets of a bucketed window, and most words of its cells */
 #define FOREBAY_MAX_KEPT_BITS 32 /* most bits of a bucketed window's state that stay with its cell */
@@ -60,6 +67,7 @@
 #define FOREBAY_LIMITER_CAPACITY 256 /* limiters that a segment can hold: pairs of a name and an algorithm */
 #define FOREBAY_EXTENT_CAPACITY 256 /* extents that a segment can have */
 #define FOREBAY_EXTENT_ALIGNMENT 65536 /* an extent begins at a multiple of this, and so of any page size */
+#define FOREBAY_MOVED_GROUPS_BITS 34 /* low bits of `moved_table` that are the number of groups */
 #define FOREBAY_LIMITER_NAME_BYTES 48 /* longest limiter name, in UTF-8 bytes */
 
 /* The first page. Everything before `checksum` is written once, under the creation lock (after a reboot `boot_id` and `epoch_ns` once more). */
@@ -81,7 +89,11 @@ typedef struct ForebayHeader {
     uint64_t manual_ns; /* segment time of a manual clock */
     uint64_t extents_maker; /* attachment id of the process that appends an extent; 0 if there is none */
     uint64_t rules_version; /* number of the live rules in force, whose document is in a file of that number beside the segment; 0 if none were published */
-    uint8_t pad1[3944]; /* zero */
+    uint64_t moved_table; /* where the table is after a resize: its offset in units of `EXTENT_ALIGNMENT`, shifted by `MOVED_GROUPS_BITS`, and its groups; 0 while it is where it was made */
+    uint64_t moved_keys; /* live keys that the moved table was made for */
+    uint64_t moved_check; /* keyed hash of `moved_table` and `moved_keys` */
+    uint64_t resize_progress; /* raised by a resize while it works, so that others see whether it was stopped */
+    uint8_t pad1[3912]; /* zero */
 } __attribute__((aligned(64))) ForebayHeader;
 _Static_assert(sizeof(ForebayHeader) == 4096, "size of Header");
 _Static_assert(offsetof(ForebayHeader, magic) == 0, "offset of Header.magic");
@@ -101,7 +113,11 @@ _Static_assert(offsetof(ForebayHeader, pad0) == 104, "offset of Header.pad0");
 _Static_assert(offsetof(ForebayHeader, manual_ns) == 128, "offset of Header.manual_ns");
 _Static_assert(offsetof(ForebayHeader, extents_maker) == 136, "offset of Header.extents_maker");
 _Static_assert(offsetof(ForebayHeader, rules_version) == 144, "offset of Header.rules_version");
-_Static_assert(offsetof(ForebayHeader, pad1) == 152, "offset of Header.pad1");
+_Static_assert(offsetof(ForebayHeader, moved_table) == 152, "offset of Header.moved_table");
+_Static_assert(offsetof(ForebayHeader, moved_keys) == 160, "offset of Header.moved_keys");
+_Static_assert(offsetof(ForebayHeader, moved_check) == 168, "offset of Header.moved_check");
+_Static_assert(offsetof(ForebayHeader, resize_progress) == 176, "offset of Header.resize_progress");
+_Static_assert(offsetof(ForebayHeader, pad1) == 184, "offset of Header.pad1");
 
 /* One limiter: a name and an algorithm. An entry's position is the limiter's number. A process claims an entry by a CAS of `identity` from 0. Each process that finds `name_bytes` 0 fills in the rest, with the same bytes, and stores `name_bytes` last. */
 typedef struct ForebayLimiterEntry {

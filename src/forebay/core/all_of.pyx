@@ -27,7 +27,7 @@ from forebay.core.cell_limiter cimport (
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport Reservable, Reservation, delay_ns_of, new_reservation
-from forebay.core.table.native cimport COUNTER_ALLOWED, COUNTER_DENIED, FREE_THREADED
+from forebay.core.table.native cimport COUNTER_ALLOWED, FREE_THREADED
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport ALLOWED, table_now
 
@@ -169,9 +169,9 @@ cdef class AllOf(Reservable):
         for i in range(self.count):
             limiter = <Limiter>self.parts[i]
             if allowed:
-                limiter.count(COUNTER_ALLOWED, 1)
+                limiter.count_decision(True, attempts[i].tag)
             elif attempts[i].verdict.outcome == 0:
-                limiter.count(COUNTER_DENIED, 1)
+                limiter.count_decision(False, attempts[i].tag)
                 if not at_each:
                     break
         return allowed

@@ -14,7 +14,7 @@ from forebay.core.table.table cimport (
 )
 
 
-cdef inline bint check_attempt(const Table* table, Attempt* attempt, uint64_t now_ns, Decide take) noexcept nogil:
+cdef inline bint check_attempt(Table* table, Attempt* attempt, uint64_t now_ns, Decide take) noexcept nogil:
     """Whether the limit would allow its part now. Writes nothing."""
     cdef ForebayCell* cell = find_in_line(home_line(table, attempt.tag), attempt.tag)
     cdef Next next
@@ -59,7 +59,7 @@ cdef inline Outcome try_attempt(const Table* table, Attempt* attempt, AfterCharg
 
 
 cdef inline bint commit_attempt(
-    const Table* table, uint64_t counter_line, uint64_t* claim_sequence, Attempt* attempt, Decide take,
+    Table* table, uint64_t counter_line, uint64_t* claim_sequence, Attempt* attempt, Decide take,
     AfterCharge after_charge, Events* events,
 ) noexcept nogil:
     """Charge the part by a new decision. Whether the limit allows it."""

@@ -48,5 +48,17 @@ def look_at_words(
     low_bits: int,
     now_ns: int,
 ) -> None: ...
+def copy_live(
+    memory: mmap,
+    offset: int,
+    group_count: int,
+    first: int,
+    last: int,
+    *,
+    used: int,
+    word_count: int,
+    free_bits: int,
+    now_ns: int,
+) -> tuple[bytes, list[int]]: ...
 def keyed_hash(hash_key: tuple[int, int], text: bytes) -> int: ...
 def look_at_unused(memory: mmap, first: int, last: int) -> tuple[int, int]: ...

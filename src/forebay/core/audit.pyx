@@ -1,4 +1,4 @@
-"""Consistency checks of a segment's bytes, for `forebay.verification`.
+"""Consistency checks of a segment's bytes, for `forebay.verification`, and copies of its keys, for `forebay.snapshots`.
 
 Processes may take decisions during a check, and the mapping may be read-only. So nothing here writes, and no load here
 may be a CAS on any processor. A finding may be an intermediate state of a running operation: the caller checks again
@@ -9,7 +9,7 @@ place that table.pyx has chosen.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from forebay.core.algorithms.counts cimport FRACTION_BITS, count_time, low_mask, low_of, time_of
@@ -22,6 +22,7 @@ from forebay.core.table.native cimport (
     FOREBAY_SYNCED_REPORTED_WORD, FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell, ForebayHashKey, load_acquire,
     multiply_high, prefetch, siphash13,
 )
+from forebay.core.table.moving cimport thawed
 from forebay.core.table.table cimport TIME_BITS, holds_permits
 from forebay.segment.mapping cimport HeldBytes
 
@@ -264,6 +265,8 @@ def look_at_cells(
             if index % CELLS_PER_GROUP == 0:
                 prefetch_probes(&cells, index)
             seen = read_pair(&cells.cells[index])
+            if kind_of(seen.tag) > FOREBAY_KIND_USED and cells.kinds >> kind_of(seen.tag) & 1:
+                seen = thawed(seen)
             kind = kind_of(seen.tag)
             by_kind[kind] += 1
             other = -1
@@ -477,6 +480,68 @@ def look_at_words(
         counts.held += held
         if found.problem != FINE:
             add_problem(counts, found.problem, index, seen, found.where, found.there)
+
+
+cdef inline bint is_live(ForebayCell seen, uint64_t now_ns) noexcept nogil:
+    """Whether a cell holds a key whose state matters at this time."""
+    cdef uint64_t kind = kind_of(seen.tag)
+    if kind == FOREBAY_KIND_TAT:
+        return holds_permits(seen.state) or (seen.state >> TIME_BITS == 0 and seen.state > now_ns)
+    return (kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED) and seen.state >> FRACTION_BITS > now_ns
+
+
+def copy_live(
+    memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
+    uint64_t used, uint64_t word_count, int free_bits, uint64_t now_ns,
+):
+    """A copy of the live keys in the cells `first` to `last` - 1, and a list of cells that could not be copied.
+
+    A key's copy is the cell's number, its tag and state, and its `word_count` words, read while tag and state stayed.
+    Only the lowest `free_bits` of the state may have changed meanwhile; then the copy has the later state.
+    """
+    cdef HeldBytes held = HeldBytes(memory)
+    cdef Cells cells = cells_at(held, offset, group_count, used, (), -1, now_ns, 0)
+    cdef uint64_t begin = offset + group_count * <uint64_t>layout.GROUP_BYTES
+    cdef uint64_t size = 3 + word_count
+    cdef uint64_t index, i, stop = min(last, used)
+    cdef const uint64_t* own
+    cdef uint64_t* copy
+    cdef uint64_t* place
+    cdef ForebayCell seen, again
+    cdef bint is_same
+    cdef int _
+    if used > group_count * CELLS_PER_GROUP or used * word_count * 8 > held.size - begin:
+        raise IndexError("the words are not in the segment")
+    copied = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>((stop - min(first, stop)) * size * 8))
+    copy = place = <uint64_t*>PyBytes_AS_STRING(copied)
+    busy = []
+    with nogil:
+        for index in range(first, stop):
+            seen = read_pair(&cells.cells[index])
+            if word_count == 0:
+                # A resize may have frozen it.
+                seen = thawed(seen)
+            own = <const uint64_t*>(held.start + begin) + index * word_count
+            is_same = word_count == 0
+            for _ in range(MOST_READS):
+                if is_same or not is_live(seen, now_ns):
+                    break
+                for i in range(word_count):
+                    place[3 + i] = load_acquire(&own[i])
+                again = read_pair(&cells.cells[index])
+                is_same = again.tag == seen.tag and again.state >> free_bits == seen.state >> free_bits
+                seen = again
+            if not is_live(seen, now_ns):
+                continue
+            if not is_same:
+                with gil:
+                    busy.append(index)
+                continue
+            place[0] = index
+            place[1] = seen.tag
+            place[2] = seen.state
+            place += size
+    return copied[:<Py_ssize_t>(place - copy) * 8], busy
 
 
 cdef ForebayHashKey hash_key_from(tuple hash_key) except *:

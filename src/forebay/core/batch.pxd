@@ -34,7 +34,7 @@ cdef struct Batch:
     uint64_t* tags               # the result of a key replaces its tag
     Charge* charges                  # NULL: every request is `unit`
     const Charge* unit
-    const Table* table
+    Table* table
     ForebayHashKey hash_key
     uint64_t kind
     PyObject* yes                # True and False

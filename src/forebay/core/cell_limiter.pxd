@@ -7,7 +7,7 @@ from forebay.core.decision cimport Decision, Outlook
 from forebay.core.limiter cimport AfterCharge, Attempt, Charge, Describe, Limiter, LimitParams, SetCharge
 from forebay.core.table.keys cimport hash_key_of
 from forebay.core.table.native cimport (
-    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_USED, ForebayCell, ForebayLine, count_in, prefetch,
+    FOREBAY_KIND_USED, ForebayCell, ForebayLine, prefetch,
 )
 from forebay.core.table.table cimport (
     ALLOWED, CAS_FAILED, UNDECIDED, Decide, Events, Outcome, Table, Verdict, fingerprint_of, home_line, no_events,
@@ -84,6 +84,7 @@ cdef class CellLimiter(Limiter):
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl)
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1
     cdef void forget(self, uint64_t tag, Events* events) noexcept nogil
+    cdef void note_batch(self, ForebayLine* line, list keys, list results) noexcept
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil
 
     cdef inline uint64_t tag_of(self, object key) except 0:
@@ -130,9 +131,9 @@ cdef inline Outcome decide_by(
     if verdict.outcome == ALLOWED:
         if after_charge != NULL:
             after_charge(charge, verdict)
-        count_in(line, COUNTER_ALLOWED, 1)
+        limiter.count_decision_in(line, True, tag)
     else:
-        count_in(line, COUNTER_DENIED, 1)
+        limiter.count_decision_in(line, False, tag)
     return verdict.outcome
 
 

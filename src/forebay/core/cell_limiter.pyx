@@ -25,7 +25,7 @@ from forebay.core.table.native cimport (
     count_in, hide_from_collector, list_items, load_relaxed, prefetch,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, CAS_FAILED, UNDECIDED, USED_BITS, Events, Next, Outcome, Verdict, home_line, no_events,
+    ALLOWED, CAS_FAILED, UNDECIDED, USED_BITS, Events, Next, Outcome, Table, Verdict, home_line, no_events,
     table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )
 
@@ -239,7 +239,7 @@ cdef class CellLimiter(Limiter):
             return self.decide(tag, charge, verdict) == ALLOWED
         self.ensure_attached()
         allowed = self.peek_verdict(tag, charge, verdict)
-        self.count(COUNTER_ALLOWED if allowed else COUNTER_DENIED, 1)
+        self.count_decision(allowed, tag)
         return allowed
 
     @cython.binding(False)
@@ -318,10 +318,10 @@ cdef class CellLimiter(Limiter):
                 if attempt.verdict.full and not allowed:
                     break
             if allowed:
-                self.count(COUNTER_ALLOWED, 1)
+                self.count_decision(True, attempt.tag)
                 return count
         if wanted != 0:
-            self.count(COUNTER_DENIED, 1)
+            self.count_decision(False, attempt.tag)
         return 0
 
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl):
@@ -544,6 +544,7 @@ cdef class CellLimiter(Limiter):
         cdef list key_list = keys_of(keys) if type(keys) is not list else copied(keys) if FREE_THREADED else keys
         cdef bint with_gil = PyList_GET_SIZE(key_list) <= KEYS_WITH_GIL
         cdef Batch batch
+        cdef Table own
         cdef Events events
         cdef uint64_t allowed
         cdef uint64_t generation
@@ -554,7 +555,9 @@ cdef class CellLimiter(Limiter):
         batch.keys = NULL
         batch.charges = NULL
         batch.unit = &self.unit
-        batch.table = &self.table
+        # A view of its own: another thread may follow a resize meanwhile.
+        own = self.table
+        batch.table = &own
         batch.hash_key = self.hash_key
         batch.kind = self.kind
         if costs is not None:
@@ -599,12 +602,25 @@ cdef class CellLimiter(Limiter):
             count_in(line, COUNTER_ALLOWED, allowed)
             count_in(line, COUNTER_DENIED, batch.size - allowed)
             self.count_events(&events)
+            if not line.is_plain:
+                self.note_batch(line, key_list, results)
             return results
         finally:
             if not decided and batch.size != 0:
                 # Tags are no objects: the list must not release them as references.
                 memset(batch.tags, 0, batch.size * sizeof(uint64_t))
             PyMem_Free(batch.charges)
+
+    cdef void note_batch(self, ForebayLine* line, list keys, list results) noexcept:
+        """Note the keys of a batch. They are hashed once more, as the results have taken the place of their tags."""
+        if self.segment.hot_keys.denied == NULL:
+            return
+        for key, allowed in zip(keys, results):
+            try:
+                self.note_decision(line, allowed, self.tag_of(key))
+            except InvalidKey:
+                # Another thread has changed the list since.
+                return
 
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
         return decide_batch_by(batch, events, self.take, self.after_charge)

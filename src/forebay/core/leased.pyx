@@ -134,7 +134,7 @@ from forebay.core.lease_steps cimport (
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport (
-    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_COUNT, ForebayCell, ForebayLine, load128_acquire, monotonic_ns,
+    COUNTER_ALLOWED, FOREBAY_KIND_COUNT, ForebayCell, ForebayLine, load128_acquire, monotonic_ns,
     prefetch,
 )
 from forebay.core.table.table cimport (
@@ -212,7 +212,7 @@ cdef class Permits(Limiter):
             table_find(&self.table, tag, &verdict.state)
             self.count_events(&events)
         if outcome == ALLOWED:
-            self.count(COUNTER_ALLOWED, 1)
+            self.count_decision(True, tag)
         return outcome
 
     cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept:
@@ -254,7 +254,7 @@ cdef class Permits(Limiter):
             return True
         if self.denied_ns(tag, 1, verdict.now_ns) == 0:
             return None
-        self.count(COUNTER_DENIED, 1)
+        self.count_decision(False, tag)
         return False
 
     def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None):
@@ -330,7 +330,7 @@ cdef class Permits(Limiter):
         retry_ns = self.denied_ns(tag, cost, table_now(&self.table))
         if retry_ns == 0:
             return None
-        self.count(COUNTER_DENIED, 1)
+        self.count_decision(False, tag)
         return self.new_decision(False, self.left(tag)[0], retry_ns, retry_ns)
 
     cdef uint64_t checked_cost(self, object cost) except? 0:
@@ -530,7 +530,7 @@ cdef class Permits(Limiter):
         deposited = self.amend(tag, deposit_permits, &step)
         served = bool(deposited and step.was_served)
         if served:
-            self.count(COUNTER_ALLOWED, 1)
+            self.count_decision(True, tag)
         return deposited, served
 
     def abort(self, uint64_t tag, uint64_t generation, uint64_t dropped=0):
@@ -561,8 +561,8 @@ cdef class Permits(Limiter):
     def count_allowed(self):
         self.count(COUNTER_ALLOWED, 1)
 
-    def count_denied(self):
-        self.count(COUNTER_DENIED, 1)
+    def count_denied(self, uint64_t tag):
+        self.count_decision(False, tag)
 
     def forget(self, uint64_t tag):
         """Neither lease nor denial."""
@@ -608,7 +608,7 @@ def decide_now(AllOf limits, key, cost, tuple leased, leased_key, leased_cost, b
     if denied:
         for i in range(count):
             if looks[i].outcome == DENIED:
-                (<Permits>leased[i]).count(COUNTER_DENIED, 1)
+                (<Permits>leased[i]).count_decision(False, tags[i])
         if at_each and limits is not None:
             limits.check_all(attempts, True)
     elif undecided:

@@ -6,8 +6,8 @@ from libc.string cimport memcpy
 from forebay.core.decision cimport Decision, Outlook
 from forebay.core.reservation cimport Reservable
 from forebay.core.table.native cimport (
-    ForebayCell, ForebayCounter, ForebayHashKey, ForebayLine, ForebayLines, count_in, fetch_add_relaxed, load_relaxed,
-    native_line_here, store_relaxed,
+    COUNTER_ALLOWED, COUNTER_DENIED, ForebayCell, ForebayCounter, ForebayHashKey, ForebayLine, ForebayLines, count_in,
+    count_plain, fetch_add_relaxed, likely, load_relaxed, native_line_here, store_relaxed,
 )
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events, Table, Verdict
@@ -118,6 +118,8 @@ cdef class Limiter(Reservable):
     cdef ForebayLine* attach_process(self) except NULL
     cdef int attach_shared_line(self, ForebayLine* line) except -1
     cdef void count_events(self, const Events* events) noexcept
+    cdef void count_and_note(self, ForebayLine* line, bint allowed, uint64_t tag) noexcept
+    cdef void note_decision(self, ForebayLine* line, bint allowed, uint64_t tag) noexcept
 
     # For AllOf, in order: begin an attempt; check it without a write; charge it if the state hasn't changed since;
     # charge it by a new decision; give it back; make its Decision.
@@ -155,3 +157,13 @@ cdef class Limiter(Reservable):
     cdef inline void count(self, ForebayCounter counter, uint64_t n) noexcept:
         """Add to a counter of the calling thread's line."""
         count_in(self.line_here(), counter, n)
+
+    cdef inline void count_decision_in(self, ForebayLine* line, bint allowed, uint64_t tag) noexcept:
+        """Count a decision about a key in the calling thread's line."""
+        if likely(line.is_plain):
+            count_plain(line, COUNTER_ALLOWED if allowed else COUNTER_DENIED)
+        else:
+            self.count_and_note(line, allowed, tag)
+
+    cdef inline void count_decision(self, bint allowed, uint64_t tag) noexcept:
+        self.count_decision_in(self.line_here(), allowed, tag)

@@ -44,3 +44,6 @@ class Limiter(Reservable):
         self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0
     ) -> Coroutine[Any, Any, bool]:
         """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""
+
+def hot_name_of(limiter: Limiter, key: Key) -> int:
+    """The name of a limiter's key in the record of hot keys."""

@@ -1,10 +1,12 @@
 """The base class of all limiters: its number in the store's list, its counters, and how a fork changes them."""
 
 from forebay.core.reservation cimport Reservable
-from forebay.core.table.keys cimport derive_key
+from forebay.core.table.hot_keys cimport ALLOWED_PER_NOTE, HotKeys, coarse_now, hot_name, note_key
+from forebay.core.table.keys cimport derive_key, hash_key_of
 from forebay.core.table.native cimport (
-    COUNTER_CAS_RETRIES, COUNTER_EVICTED, COUNTER_FULL, COUNTER_INSERTED, FREE_THREADED, ForebayLine, ForebayThread,
-    count_in, free_lines, line_of, load_acquire,
+    COUNTER_ALLOWED, COUNTER_CAS_RETRIES, COUNTER_DENIED, COUNTER_EVICTED, COUNTER_FULL, COUNTER_INSERTED,
+    FREE_THREADED, ForebayCell, ForebayLine, ForebayThread, count_in, free_lines, line_of, load_acquire, load_relaxed,
+    store_relaxed,
 )
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events
@@ -41,6 +43,22 @@ cdef int check_name(object store) except -1:
         except Exception as error:
             report_unraisable(error)
     return 0
+
+
+cdef inline void note_in_record(Limiter limiter, ForebayLine* line, bint allowed, uint64_t tag) noexcept:
+    """Note the key of a decision, if this process notes keys and, of one that was allowed, if it is its turn."""
+    cdef const HotKeys* hot_keys = &limiter.segment.hot_keys
+    cdef ForebayCell* slots = hot_keys.denied
+    cdef uint64_t turn
+    if slots == NULL:
+        return
+    if allowed:
+        turn = load_relaxed(&line.turn) + 1
+        store_relaxed(&line.turn, turn if turn != ALLOWED_PER_NOTE else 0)
+        if turn != ALLOWED_PER_NOTE:
+            return
+        slots = hot_keys.allowed
+    note_key(slots, hot_keys.lines, tag, limiter.number, coarse_now(&limiter.table))
 
 
 cdef class Limiter(Reservable):
@@ -117,6 +135,7 @@ cdef class Limiter(Reservable):
             number, shared = attachment.counter_line(self.number, (thread.number or None) if FREE_THREADED else 0)
             line.counters = self.segment.counter_line(number)
             line.is_shared = shared
+            line.is_plain = not line.is_shared and self.segment.hot_keys.denied == NULL
             line.number = number
             line.line_generation = generation
             if load_acquire(line.generation) != generation:
@@ -132,6 +151,7 @@ cdef class Limiter(Reservable):
         """Count in the line that all processes share, until the next `attach_process`."""
         line.counters = self.segment.shared_counter_line(self.number)
         line.is_shared = True
+        line.is_plain = False
         line.number = layout.OWNED_COUNTER_LINES + self.number
         return 0
 
@@ -145,6 +165,14 @@ cdef class Limiter(Reservable):
         if self.segment.take_name_check():
             line.checks_name = True
             line.attached_generation = 0
+
+    cdef void count_and_note(self, ForebayLine* line, bint allowed, uint64_t tag) noexcept:
+        """Count a decision in a line that isn't plain, and note its key: see hot_keys.pxd."""
+        count_in(line, COUNTER_ALLOWED if allowed else COUNTER_DENIED, 1)
+        note_in_record(self, line, allowed, tag)
+
+    cdef void note_decision(self, ForebayLine* line, bint allowed, uint64_t tag) noexcept:
+        note_in_record(self, line, allowed, tag)
 
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
         raise TypeError(f"{self!r} can't be one of several limits")
@@ -184,3 +212,8 @@ cdef class Limiter(Reservable):
     def __reduce__(self):
         raise TypeError(
             f"{type(self).__name__} {self.name!r} can't be pickled: make it again from the same store and name")
+
+
+def hot_name_of(Limiter limiter, key):
+    """The name of a limiter's key in the record of hot keys."""
+    return hot_name(hash_key_of(key, limiter.hash_key), limiter.number)

@@ -94,7 +94,8 @@ enum {
     FOREBAY_NOT_HELD = 0,
     FOREBAY_ALLOWED = 1,
     FOREBAY_HELD = 1,
-    FOREBAY_INVALID_ARGUMENT = -1,   /* NULL where a value is needed, an unknown flag or kind of key */
+    /* NULL where a value is needed, a negative number as a size or count, an unknown flag or kind of key */
+    FOREBAY_INVALID_ARGUMENT = -1,
     FOREBAY_COST_EXCEEDS_LIMIT = -2, /* the cost is above the limit: the request can never be allowed */
     FOREBAY_CLOSED = -3,             /* the store was closed */
     FOREBAY_FORKED = -4,             /* the forebay_thread belongs to the parent of this process */
@@ -161,17 +162,18 @@ typedef struct forebay_result {
 enum { FOREBAY_MOST_LIMITS = 16 };
 
 /* Permits of a Concurrency that this process holds. The struct is the caller's; its fields are forebay's, except
- * `full`. All zero: it holds nothing. It may be moved; a copy is the same lease, so give back one of them. */
+ * `full` and `available`. All zero: it holds nothing. It may be moved; a copy is the same lease, so give back one of
+ * them. */
 typedef struct forebay_lease {
     uint64_t maker; /* which limiter made it */
     uint64_t key;   /* a hash */
     uint64_t cell;  /* where the key's slots are */
     uint64_t slot;  /* the first permit's */
     uint64_t permits;
-    uint64_t owner;  /* this process */
-    uint64_t end_ns; /* in the store's time */
-    uint32_t full;   /* 1: the store had no room for the key, and its on_full decided */
-    uint32_t reserved;
+    uint64_t owner;     /* this process */
+    uint64_t end_ns;    /* in the store's time */
+    uint32_t full;      /* 1: the store had no room for the key, and its on_full decided */
+    uint32_t available; /* of a denied request: the permits that were free, fewer than its cost; else 0 */
 } forebay_lease;
 
 /* The table of functions. A later version of forebay appends to it and leaves the rest as it is: a function is there if

@@ -9,6 +9,7 @@
                        taken at their first request
 ``on_full``            ``"evict"``, ``"deny"`` or ``"allow"``, see ``Store``
 ``mode``, ``group``    which users share the store, see ``Store``; a mode in a URI is octal: ``mode=660&group=www-data``
+``directory``          where the segment's file is
 ``path``               the segment's file, instead of a name
 ``clock``              ``"monotonic"`` or ``"time"``, or as a keyword a ``ManualClock``; for tests
 =====================  =================================================================================================
@@ -30,7 +31,10 @@ from forebay.store import Store, default_path
 
 __all__ = ["StorageOptions"]
 
-NAMES: Final = ("keys", "moving_window_keys", "moving_windows", "on_full", "mode", "group", "path", "clock")
+NAMES: Final = (
+    *("keys", "moving_window_keys", "moving_windows", "on_full", "mode", "group", "directory", "path"),
+    "clock",
+)
 KEYS: Final = 100_000
 MOVING_WINDOW_KEYS: Final = 10_000
 
@@ -82,7 +86,9 @@ class StorageOptions:
     @property
     def path(self) -> str:
         """The path of the store's file."""
-        return os.path.abspath(self.store["path"]) if "path" in self.store else default_path(self.name)
+        if "path" in self.store:
+            return os.path.abspath(str(self.store["path"]))
+        return default_path(self.name, self.store.get("directory"))
 
     @property
     def keys(self) -> int:

@@ -46,13 +46,15 @@ def _wrap_errors(method: Callable[P, R]) -> Callable[P, R]:
 class ForebayStorage(Counting, Storage, MovingWindowSupport, SlidingWindowCounterSupport, TimestampedSlidingWindow):
     """``forebay:///shop?keys=100_000``: counts in shared memory, for all processes of the host.
 
+    ``shm:///shop?keys=100_000``, the URL of ``forebay.connect``, means the same.
+
     Options are in the URI's query or keywords, see ``forebay.limits.options``. The store is opened at once, and works
     in children that are forked later. A pickled storage opens the same store where it is unpickled.
 
     Raises ``limits.errors.ConfigurationError`` for a URI and options that can't be used, and ``SegmentError``.
     """
 
-    STORAGE_SCHEME = ["forebay"]  # noqa: RUF012  # as the library declares it
+    STORAGE_SCHEME = ["forebay", "shm"]  # noqa: RUF012  # as the library declares it
 
     def __init__(self, uri: str | None = None, wrap_exceptions: bool = False, **options: Any) -> None:
         Storage.__init__(self, uri, wrap_exceptions)
@@ -83,7 +85,7 @@ class AsyncForebayStorage(
     It waits only for the memory of a moving window, at the first request of a limit, and in a thread.
     """
 
-    STORAGE_SCHEME = ["async+forebay"]  # noqa: RUF012
+    STORAGE_SCHEME = ["async+forebay", "async+shm"]  # noqa: RUF012
 
     def __init__(self, uri: str | None = None, wrap_exceptions: bool = False, **options: Any) -> None:
         super().__init__(uri, wrap_exceptions)

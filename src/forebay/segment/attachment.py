@@ -13,6 +13,7 @@ from forebay.errors import (
     ClockMismatch,
     DamagedSegment,
     InvalidLimiter,
+    SegmentBusy,
     SegmentError,
     SegmentSpaceError,
     StoreClosed,
@@ -31,6 +32,8 @@ class MappedExtent(Protocol):
     """The mapped memory of an extent."""
 
     def block_cells(self, used_cells: int) -> None: ...
+    @property
+    def used_cells(self) -> int: ...
     def word(self, number: int) -> int: ...
     def replace_word(self, number: int, seen: int, value: int) -> bool: ...
 
@@ -41,6 +44,7 @@ class MappedSegment(Protocol):
     @property
     def size(self) -> int: ...
     def mark_closed(self) -> None: ...
+    def know_file(self, path: bytes, device: int, inode: int) -> None: ...
     def read(self, offset: int, size: int) -> bytes: ...
     def limiter_number(self, name: bytes, algorithm: int, *, add: bool = True) -> int: ...
     def take_counter_line(self, number: int, limiter: int) -> bool: ...
@@ -97,9 +101,19 @@ class Attachment:
         self.allows_other_clock = False
         """Whether a fork may bring a process that uses the segment into another time namespace."""
         self.name_watch = NameWatch(path, self._status)
+        if not ofd_locks.succeeds_in_time(lambda: attachment_locks.prevent_resize(file.fd)):
+            self.close()
+            raise SegmentBusy(
+                label,
+                f"a resize that has been under way for {ofd_locks.TIMEOUT_S:.0f} s",
+                "one that ends",
+                "wait for it, or kill a `forebay resize` that was stopped",
+            )
         try:
             with attachment_locks.opened_to_map(file.fd) as opened:
                 self.segment = map_segment(opened)
+            if path is not None:
+                self.segment.know_file(os.fsencode(path), self._status.st_dev, self._status.st_ino)
         except OSError as error:
             self.close()
             raise SegmentSpaceError(
@@ -222,6 +236,7 @@ class Attachment:
         attachment_id = attachment_locks.attach(opened, attachment_locks.place_of_id(self.id))
         assert attachment_id is not None
         self.id = attachment_id
+        attachment_locks.prevent_resize(opened)
         self._files = {fork: opened}
         for fd in inherited:
             os.close(fd)
@@ -240,6 +255,20 @@ class Attachment:
     def file_size(self) -> int:
         opened = self._open_files()
         return (os.fstat(opened[0]) if opened else self._status).st_size
+
+    def read_file(self, offset: int, size: int) -> bytes:
+        """Bytes of the file, also behind the segment. Needs only that the file is open, in this process or before a
+        fork: raises ``SegmentError`` if the program has closed it.
+        """
+        opened = self._open_files()
+        if not opened:
+            raise SegmentError(
+                self.label,
+                "a process that has closed the segment's file",
+                "one that has it open",
+                "look from outside, by the forebay command",
+            )
+        return os.pread(opened[0], size, offset)
 
     def bytes_taken(self) -> int:
         """The bytes that the file takes of its file system. 0 if the program has closed it."""

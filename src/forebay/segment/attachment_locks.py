@@ -21,6 +21,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Final
@@ -37,10 +38,13 @@ __all__ = [
     "opened_to_map",
     "place_of",
     "place_of_id",
+    "prevent_resize",
     "removed_segments",
 ]
 
 FIRST_ID: Final = 2**62  # where no file has bytes
+RESIZE_BYTE: Final = FIRST_ID - 1
+"""Locked exclusively by a process that moves the table, and shared by one that prevents that."""
 PLACE_BITS: Final = 31
 NUMBER_BITS: Final = 31
 LOCKS: Final = "/proc/locks"
@@ -78,6 +82,14 @@ def attach(fd: int, place: int) -> int | None:
     """Lock a byte of the segment that `fd` has open. The attachment id, or None while a process excludes all."""
     attachment_id = FIRST_ID + (place << NUMBER_BITS) + secrets.randbelow(2**NUMBER_BITS)
     return attachment_id if ofd_locks.try_lock(fd, attachment_id, 1, shared=True) else None
+
+
+def prevent_resize(fd: int) -> bool:
+    """Prevent that a resize moves the table, if this interpreter has no GIL. False while one is under way.
+
+    Without the GIL, threads share a view of the table: see core/table/moving.pxd.
+    """
+    return "t" not in sys.abiflags or ofd_locks.try_lock(fd, RESIZE_BYTE, 1, shared=True)
 
 
 def exclude_all(fd: int) -> bool:

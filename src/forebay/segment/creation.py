@@ -126,14 +126,14 @@ def busy_error(spec: SegmentSpec) -> SegmentError:
     )
 
 
-def create(spec: SegmentSpec, fd: int) -> Header:
-    """Make a segment in a file that has never been ready.
+def create(spec: SegmentSpec, fd: int, header: Header | None = None) -> Header:
+    """Make a segment in a file that has never been ready; without a `header` with a new one.
 
     The file may have grown already. It never shrinks: if a process were attached after all, because of damage, that
     would kill it.
     """
     size = os.fstat(fd).st_size
-    header = Header.new(spec, at_least=size)
+    header = header or Header.new(spec, at_least=size)
     try:
         free_space.refuse_what_does_not_fit(fd, spec.file_path, header.segment_size - _bytes_taken(fd))
         # One small write first: whatever a killed creator leaves is empty, or marked as not ready.

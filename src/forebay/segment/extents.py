@@ -37,8 +37,11 @@ that, and lie within the file, or the extent is refused.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from typing import Final
 
@@ -52,10 +55,11 @@ from forebay.errors import (
 from forebay.segment import attachment_locks, free_space, layout, ofd_locks
 from forebay.segment.attachment import Attachment, MappedExtent
 from forebay.segment.limiter_list import encode_limiter_name
-from forebay.segment.sizes import MAX_KEYS, ExtentShape
+from forebay.segment.sizes import CELLS_PER_GROUP, MAX_KEYS, ExtentShape
 from forebay.segment.spec import START_AGAIN
+from forebay.segment.table_place import TablePlace
 
-__all__ = ["ExtentEntry", "ExtentShape", "Purpose", "open_extent"]
+__all__ = ["ExtentEntry", "ExtentShape", "Purpose", "append_table", "give_back_table", "open_extent"]
 
 LIST_BYTES: Final = layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size
 
@@ -155,7 +159,52 @@ def open_extent(attachment: Attachment, limiter: str, purpose: Purpose, keys: in
                 SegmentSizeWarning,
                 stacklevel=3,
             )
-        return _map(attachment, fd, entry.offset, entry.shape)
+        return _map_extent(attachment, fd, entry.offset, entry.shape)
+
+
+def append_table(attachment: Attachment, keys: int) -> tuple[TablePlace, MappedExtent]:
+    """Append room for a table of so many keys to the segment's file. It is in no list: no other process uses it.
+
+    Raises ``SegmentSpaceError`` if there is no space, before it takes any.
+    """
+    with attachment.lock(), _listing(attachment) as fd:
+        place = TablePlace.behind(os.fstat(fd).st_size, keys)
+        cells = place.group_count * CELLS_PER_GROUP
+        mapped = _map(attachment, fd, place.offset, place.keys, place.group_count, cells, 0, place.bytes)
+        _take_space(attachment, fd, place.offset, place.bytes, f"a table of {keys} keys", "ask for fewer keys")
+        return place, mapped
+
+
+def give_back_table(attachment: Attachment, place: TablePlace) -> None:
+    """Give back the memory of a table that no process has used. The file keeps its length: others may have it mapped,
+    and would be killed if they read behind its end.
+    """
+    with attachment.lock():
+        fd = attachment.own_file()
+        if fd is not None:
+            # Some file systems can't. Then the bytes stay, as after a crash.
+            with contextlib.suppress(OSError), mmap.mmap(fd, place.bytes, offset=place.offset) as memory:
+                memory.madvise(mmap.MADV_REMOVE)
+
+
+@contextlib.contextmanager
+def _listing(attachment: Attachment) -> Iterator[int]:
+    """The segment's file, while this process has the lock of the list."""
+    fd = attachment.own_file()
+    if fd is None:
+        attachment.check_open()
+        raise _refuse(
+            attachment,
+            SegmentError,
+            "a process that may not open the segment again",
+            "one that may",
+            "run as the file's owner or as root",
+        )
+    _take_list(attachment, fd)
+    try:
+        yield fd
+    finally:
+        _unlock_list(attachment)
 
 
 def _check(attachment: Attachment, entry: ExtentEntry, number: int, purpose: Purpose, file_size: int) -> None:
@@ -173,14 +222,7 @@ def _check(attachment: Attachment, entry: ExtentEntry, number: int, purpose: Pur
 def _append(attachment: Attachment, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
     """Append an extent as `wanted`. Returns its entry, or the entry of a process that was faster."""
     segment, shape = attachment.segment, wanted.shape
-    if not _lock_list(attachment, fd):
-        raise _refuse(
-            attachment,
-            SegmentBusy,
-            f"a segment that another process has been changing for {ofd_locks.TIMEOUT_S:.0f} s",
-            "a change that ends",
-            "look for a stopped process that has the file open (fuser)",
-        )
+    _take_list(attachment, fd)
     try:
         raw = segment.extent_entry(wanted.identity)
         if raw is not None:
@@ -201,8 +243,9 @@ def _append(attachment: Attachment, fd: int, limiter: str, wanted: ExtentEntry) 
         end = os.fstat(fd).st_size
         offset = -(-end // layout.EXTENT_ALIGNMENT) * layout.EXTENT_ALIGNMENT
         # Mapped first: what can't be mapped must not be appended. No memory is touched before the file has the bytes.
-        extent = _map(attachment, fd, offset, shape)
-        _take_space(attachment, fd, limiter, offset, shape)
+        extent = _map_extent(attachment, fd, offset, shape)
+        what = f"the {shape.keys} keys of limiter {limiter!r}, {shape.words_per_key * 8} each"
+        _take_space(attachment, fd, offset, shape.bytes, what, "ask for fewer keys or a smaller limit")
         extent.block_cells(shape.used_cells)
         number = attachment.limiter_number(limiter, wanted.purpose.algorithm)
         made = replace(wanted, offset=offset, size=shape.bytes, limiter=number).pack()
@@ -210,6 +253,17 @@ def _append(attachment: Attachment, fd: int, limiter: str, wanted: ExtentEntry) 
         return made
     finally:
         _unlock_list(attachment)
+
+
+def _take_list(attachment: Attachment, fd: int) -> None:
+    if not _lock_list(attachment, fd):
+        raise _refuse(
+            attachment,
+            SegmentBusy,
+            f"a segment that another process has been changing for {ofd_locks.TIMEOUT_S:.0f} s",
+            "a change that ends",
+            "look for a stopped process that has the file open (fuser)",
+        )
 
 
 def _lock_list(attachment: Attachment, fd: int) -> bool:
@@ -227,41 +281,41 @@ def _unlock_list(attachment: Attachment) -> None:
     attachment.segment.replace_extents_maker(attachment.id, 0)
 
 
-def _take_space(attachment: Attachment, fd: int, limiter: str, offset: int, shape: ExtentShape) -> None:
+def _take_space(attachment: Attachment, fd: int, offset: int, size: int, what: str, or_else: str) -> None:
     try:
-        free_space.refuse_what_does_not_fit(fd, attachment.path, shape.bytes)
-        os.posix_fallocate(fd, offset, shape.bytes)
+        free_space.refuse_what_does_not_fit(fd, attachment.path, size)
+        os.posix_fallocate(fd, offset, size)
     except OSError as error:
         if not free_space.is_shortage(error):
             raise
-        or_else = "ask for fewer keys or a smaller limit"
-        found, remedy = free_space.shortage(error, fd, attachment.path, shape.bytes, or_else=or_else)
-        raise _refuse(
-            attachment,
-            SegmentSpaceError,
-            found,
-            f"{shape.bytes} bytes for the {shape.keys} keys of limiter {limiter!r}, {shape.words_per_key * 8} each",
-            remedy,
-        ) from None
+        found, remedy = free_space.shortage(error, fd, attachment.path, size, or_else=or_else)
+        raise _refuse(attachment, SegmentSpaceError, found, f"{size} bytes for {what}", remedy) from None
 
 
-def _map(attachment: Attachment, fd: int, offset: int, shape: ExtentShape) -> MappedExtent:
+def _map_extent(attachment: Attachment, fd: int, offset: int, shape: ExtentShape) -> MappedExtent:
+    words = shape.used_cells * shape.words_per_key
+    return _map(attachment, fd, offset, shape.keys, shape.group_count, shape.used_cells, words, shape.bytes)
+
+
+def _map(
+    attachment: Attachment, fd: int, offset: int, keys: int, group_count: int, used_cells: int, words: int, size: int
+) -> MappedExtent:
     try:
         with attachment_locks.opened_to_map(fd) as opened:
             return attachment.segment.map_extent(
                 opened,
                 offset=offset,
-                keys=shape.keys,
-                group_count=shape.group_count,
-                used_cells=shape.used_cells,
-                word_count=shape.used_cells * shape.words_per_key,
+                keys=keys,
+                group_count=group_count,
+                used_cells=used_cells,
+                word_count=words,
             )
     except OSError as error:
         raise _refuse(
             attachment,
             SegmentSpaceError,
             f"no room in this process's address space ({os.strerror(error.errno or 0)})",
-            f"room to map {shape.bytes} bytes",
+            f"room to map {size} bytes",
             "raise the process's limits (ulimit -v) or ask for fewer keys",
         ) from None
 

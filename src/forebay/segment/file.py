@@ -54,13 +54,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from forebay.errors import SegmentSizeWarning
-from forebay.segment import attachment_locks, ofd_locks, trust
+from forebay.segment import attachment_locks, layout, ofd_locks, trust
 from forebay.segment.creation import busy_error, create, make_usable, refuse_unusable, usable_header
 from forebay.segment.header import Header
 from forebay.segment.opening import open_or_make_empty, opening_error
 from forebay.segment.reading import open_to_write, read_header, spec_to_look
 from forebay.segment.removal import is_at
 from forebay.segment.spec import PRIVATE, SegmentSpec
+from forebay.segment.table_place import TablePlace
 
 __all__ = ["SegmentFile", "create_anonymous", "open_existing", "open_or_create"]
 
@@ -111,10 +112,10 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
             file = _attach(spec, fd, partial(make_usable, spec, fd))
             if file is None:
                 _close(fd)
-            elif file.header.advertised_keys != keys:
+            elif (made_for := _keys_of(fd, file.header)) != keys:
                 warnings.warn(
-                    f"{path} was made for {file.header.advertised_keys} keys and keeps that size, although this "
-                    f"store has keys={keys}; to change it, stop its users and call Store.unlink",
+                    f"{path} was made for {made_for} keys and keeps that size, although this "
+                    f"store has keys={keys}; to change it, use `forebay resize`",
                     SegmentSizeWarning,
                     stacklevel=3,
                 )
@@ -180,6 +181,19 @@ def _attach(spec: SegmentSpec, fd: int, make_usable: Callable[[int], bool]) -> S
         elif usable_header(spec, fd) == header:
             return SegmentFile.of(spec, fd, header, attachment_id)
         # Another process has changed the header since. An attachment lock that isn't used ends with the file, too.
+
+
+def _keys_of(fd: int, header: Header) -> int:
+    """The live keys that the segment's table is made for now."""
+    words = os.pread(fd, 16, layout.HEADER_MOVED_TABLE)
+    moved = TablePlace.read(
+        int.from_bytes(words[:8], "little"),
+        int.from_bytes(words[8:], "little"),
+        group_count=header.group_count,
+        keys=header.advertised_keys,
+    )
+    is_sound = moved.lies_within(os.fstat(fd).st_size) and moved.agrees_with_its_keys()
+    return moved.keys if is_sound else header.advertised_keys
 
 
 def _close(fd: int) -> None:

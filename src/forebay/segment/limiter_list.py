@@ -32,6 +32,7 @@ ALGORITHM_NAMES: Final = {
     layout.ALGORITHM_LEASED_SLIDING_WINDOW: "leased SlidingWindow",
     layout.ALGORITHM_CREDITS: "Credits",
     layout.ALGORITHM_SHEDDER: "load shedder",
+    layout.ALGORITHM_HOT_KEYS: "hot keys",
 }
 
 

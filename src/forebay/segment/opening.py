@@ -12,7 +12,7 @@ from forebay.errors import ForeignSegment, SegmentError, SegmentSpaceError, Untr
 from forebay.segment.spec import SegmentSpec
 from forebay.segment.trust import check_file, private_directory_hint
 
-__all__ = ["open_or_make_empty", "opening_error"]
+__all__ = ["name_file", "open_or_make_empty", "open_unnamed", "opening_error"]
 
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -37,6 +37,29 @@ def _make_empty(spec: SegmentSpec) -> int:
     it leaves no file that other members of the group can't open. Raises FileExistsError if another process was first,
     and ``UntrustedSegment`` if others could write the file.
     """
+    fd = open_unnamed(spec)
+    try:
+        name_file(fd, spec.path)
+    except FileExistsError:
+        os.close(fd)
+        raise
+    except OSError as error:
+        os.close(fd)
+        raise opening_error(spec, error) from None
+    return fd
+
+
+def name_file(fd: int, path: str) -> None:
+    """Give an unnamed file a name. Raises FileExistsError if there is a file of that name."""
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.link(str(fd), path, src_dir_fd=descriptors, follow_symlinks=True)
+    finally:
+        os.close(descriptors)
+
+
+def open_unnamed(spec: SegmentSpec) -> int:
+    """Make an empty file without a name in the directory of the path, with the group and the mode of the spec."""
     try:
         fd = os.open(os.path.dirname(spec.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -46,12 +69,7 @@ def _make_empty(spec: SegmentSpec) -> int:
             os.fchown(fd, -1, spec.gid)
         os.fchmod(fd, spec.mode)
         check_file(spec, fd)  # a default ACL of the directory may let others write it
-        descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.link(str(fd), spec.path, src_dir_fd=descriptors, follow_symlinks=True)
-        finally:
-            os.close(descriptors)
-    except (FileExistsError, SegmentError):
+    except SegmentError:
         os.close(fd)
         raise
     except PermissionError as error:

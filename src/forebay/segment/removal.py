@@ -17,10 +17,24 @@ from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
 from forebay.segment import attachment_locks
 from forebay.segment.header import MAGIC, is_foreign
 
-__all__ = ["RULES", "NameWatch", "is_at", "is_of_rules", "removal_message", "unlink", "unlink_unused"]
+__all__ = [
+    "RULES",
+    "RULES_SECRET",
+    "NameWatch",
+    "expect_removal",
+    "is_at",
+    "is_of_rules",
+    "removal_message",
+    "rules_prefix",
+    "successor_of",
+    "unlink",
+    "unlink_unused",
+]
 
 RULES: Final = ".rules-"
 """In the names of the files of a segment's live rules, behind that of its own file. Their identity follows."""
+RULES_SECRET: Final = b"live rules' files"
+"""The purpose of the segment's secret that is their identity."""
 _ENDING: Final = re.compile(rf"{re.escape(RULES)}[0-9a-f]{{8}}\.(?:[0-9]+|loader(?:\.new)?)\Z")
 
 
@@ -37,6 +51,17 @@ def is_of_rules(name: str) -> bool:
     return _ENDING.search(name) is not None
 
 
+def rules_prefix(path: str, secret: bytes) -> str:
+    """How the paths of a segment's files of live rules begin. A version's number follows."""
+    return f"{path}{RULES}{secret.hex()[:8]}."
+
+
+def successor_of(path: str) -> str:
+    """The path at which a segment stands for a moment that is to replace the one at `path`."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.new")
+
+
 def _rules_files(path: str) -> list[str]:
     """The files of live rules of the segments that are, or were, at the path.
 
@@ -51,7 +76,7 @@ def removal_message(path: str) -> str:
     return (
         f"{path} was removed while processes use it: they continue with the removed segment, processes that start make "
         f"a new one, and each group admits the whole limit; restart the older processes. If Store.unlink did not "
-        f"remove it, see docs/operations.md for what removes files"
+        f"remove it, see docs/operations/removing.md for what removes files"
     )
 
 
@@ -126,7 +151,7 @@ atexit.register(_check_names)
 
 
 def unlink(path: str) -> None:
-    """Remove the segment's file at the path, and those of its live rules.
+    """Remove the segment's file at the path, those of its live rules, and what a killed resize left beside it.
 
     Raises FileNotFoundError, and ``SegmentError`` if it isn't removed.
 
@@ -134,7 +159,7 @@ def unlink(path: str) -> None:
     user, and an empty file, as a killed creator leaves it, are removed if the system permits it.
     """
     # Listed first: from the removal on, a successor may have some.
-    files = _rules_files(path)
+    files = [*_rules_files(path), successor_of(path)]
     try:
         status = _check_is_segment(path)
         os.unlink(path)
@@ -147,6 +172,11 @@ def unlink(path: str) -> None:
     for file in files:
         with contextlib.suppress(OSError):
             os.unlink(file)
+    expect_removal(status)
+
+
+def expect_removal(status: os.stat_result) -> None:
+    """This process has taken the path of the file of that status. It doesn't warn of that at its end."""
     for watch in alive_in(_watches):
         watch.expect_removal(status)
 

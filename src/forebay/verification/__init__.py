@@ -20,7 +20,7 @@ from forebay.verification.lists import counter_findings, header_findings, limite
 from forebay.verification.mapped_segment import MappedSegment
 from forebay.verification.report import Part, Report
 
-__all__ = ["Finding", "Part", "Report", "verify"]
+__all__ = ["Finding", "Part", "Report", "check", "verify"]
 
 
 def verify(name_or_path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -31,20 +31,25 @@ def verify(name_or_path: str | os.PathLike[str], *, progress: Callable[[int, int
     if the file can't be read as a segment. Damage behind a readable header is in the report.
     """
     with MappedSegment(name_or_path) as segment:
-        findings = Findings()
-        findings.lasting(lambda: header_findings(segment))
-        findings.lasting(lambda: limiter_findings(segment))
-        findings.lasting(lambda: list(counter_findings(segment)))
-        extents = Extents(segment)
-        findings.lasting(extents.look)
-        checks = CellChecks(segment, findings, progress or (lambda done, total: None), extents.sound)
-        parts = checks.parts()
-        return Report(
-            path=segment.path,
-            bytes=len(segment.memory),
-            keys=segment.header.advertised_keys,
-            clock=CLOCK_NAMES[segment.header.clock_kind],
-            limiters=limiter_labels(segment),
-            parts=parts,
-            findings=findings.all(),
-        )
+        return check(segment, progress or (lambda done, total: None))
+
+
+def check(segment: MappedSegment, progress: Callable[[int, int], None]) -> Report:
+    """``verify`` of a segment that is mapped already."""
+    findings = Findings()
+    findings.lasting(lambda: header_findings(segment))
+    findings.lasting(lambda: limiter_findings(segment))
+    findings.lasting(lambda: list(counter_findings(segment)))
+    extents = Extents(segment)
+    findings.lasting(extents.look)
+    checks = CellChecks(segment, findings, progress, extents.sound)
+    parts = checks.parts()
+    return Report(
+        path=segment.path,
+        bytes=len(segment.memory),
+        keys=segment.table.keys,
+        clock=CLOCK_NAMES[segment.header.clock_kind],
+        limiters=limiter_labels(segment),
+        parts=parts,
+        findings=findings.all(),
+    )

@@ -31,6 +31,8 @@ KIND_NAMES: Final = {
     layout.KIND_USED: "windows",
     layout.KIND_BLOCKED: "blocked",
 }
+WITHOUT_KEYS: Final = (layout.ALGORITHM_SHEDDER, layout.ALGORITHM_HOT_KEYS)
+"""Extents whose cells hold no keys, and whose words may be any."""
 MEMBERS: Final = (layout.KIND_TAT, layout.KIND_COUNT, layout.KIND_USED)
 
 
@@ -67,8 +69,7 @@ def _cells_of(extent: KnownExtent) -> _Cells:
         return _Cells(*at, kept_bits=-1)
     if purpose.algorithm in (layout.ALGORITHM_CONCURRENCY, layout.ALGORITHM_SYNCED_TOKEN_BUCKET):
         return _Cells(*at, (layout.KIND_TAT,), 0, purpose)
-    if purpose.algorithm == layout.ALGORITHM_SHEDDER:
-        # It has no keys.
+    if purpose.algorithm in WITHOUT_KEYS:
         return _Cells(*at, (), 0, purpose)
     if purpose.algorithm in (layout.ALGORITHM_SYNCED_FIXED_WINDOW, layout.ALGORITHM_SYNCED_SLIDING_WINDOW):
         return _Cells(*at, (layout.KIND_COUNT,), 0, purpose)
@@ -86,9 +87,11 @@ class CellChecks:
         extents: list[KnownExtent],
     ) -> None:
         self._segment, self._findings, self._progress = segment, findings, progress
-        groups = segment.header.group_count
-        table = _Cells("table", "the table", layout.TABLE_OFFSET, groups, groups * CELLS_PER_GROUP)
-        self._tables = [table, *map(_cells_of, extents)]
+        # Before the place: if that changes meanwhile, all cells there are frozen.
+        self._progress_before = segment.u64(layout.HEADER_RESIZE_PROGRESS)
+        place = segment.table
+        self._table = _Cells("table", "the table", place.offset, place.group_count, place.group_count * CELLS_PER_GROUP)
+        self._tables = [self._table, *map(_cells_of, extents)]
         self._done = 0
         self._total = sum(cells.group_count * layout.GROUP_BYTES + cells.words * 8 for cells in self._tables)
 
@@ -118,6 +121,15 @@ class CellChecks:
         algorithm = ALGORITHM_NAMES[cells.purpose.algorithm] if cells.purpose else ""
         return Part(cells.name, algorithm, by_name, counts.live, counts.held)
 
+    def _kinds(self, cells: _Cells) -> tuple[int, ...]:
+        """The kinds of states that may be in cells now: a resize freezes those of the table."""
+        is_frozen = self._segment.is_resizing or (
+            self._segment.u64(layout.HEADER_RESIZE_PROGRESS) != self._progress_before
+        )
+        if cells is not self._table or not is_frozen:
+            return cells.kinds
+        return (*cells.kinds, *(kind + layout.KIND_FROZEN for kind in cells.kinds))
+
     def _look(self, counts: Counts, cells: _Cells, first: int, last: int) -> None:
         segment, purpose = self._segment, cells.purpose
         at = (segment.memory, cells.offset, cells.group_count, first, last)
@@ -125,13 +137,12 @@ class CellChecks:
             counts,
             *at,
             used=cells.used,
-            kinds=cells.kinds,
+            kinds=self._kinds(cells),
             kept_bits=cells.kept_bits,
             now_ns=segment.now_ns(),
             latest_ns=segment.latest_ns(LATEST_NS // 2 + 2 * MAX_PERIOD_NS),
         )
-        if purpose is None or purpose.algorithm == layout.ALGORITHM_SHEDDER:
-            # A shedder takes any word for a measurement.
+        if purpose is None or purpose.algorithm in WITHOUT_KEYS:
             return
         # A bucket has no window.
         phase_ns, period_ns, now_ns = 0, max(purpose.period_ns, 1), segment.latest_ns()

@@ -130,7 +130,9 @@ class Extents:
             return
         blocked, used = look_at_unused(self._segment.memory, first, last)
         size = f"{last - first} bytes {where}"
-        if used >= 0:
+        if used >= 0 and self._segment.u64(layout.HEADER_RESIZE_PROGRESS):
+            yield note("the file", f"{size} of former tables", "`forebay resize` without users to free them")
+        elif used >= 0:
             yield damage(
                 "the file",
                 f"{self._segment.memory[used : used + 8].hex()} at {used}, in {size} that are in no list",
@@ -181,5 +183,7 @@ def _is_possible(purpose: Purpose) -> bool:
                 and 1 <= period_ns <= MAX_PERIOD_NS
                 and purpose.low_bits in (0, 1)
             )
+        case layout.ALGORITHM_HOT_KEYS:
+            return words == layout.HOT_WORDS_PER_CELL and limit == period_ns == purpose.low_bits == 0
         case _:
             return False

@@ -17,7 +17,7 @@ __all__ = ["counter_findings", "header_findings", "limiter_findings", "limiter_l
 def header_findings(segment: MappedSegment) -> list[Finding]:
     memory, header = segment.memory, segment.header
     pads = memory[layout.HEADER_STATE + 4 : layout.HEADER_MANUAL_NS]
-    rest = memory[layout.HEADER_RULES_VERSION + 8 : layout.HEADER.size]
+    rest = memory[layout.HEADER_RESIZE_PROGRESS + 8 : layout.HEADER.size]
     found = []
     if any(pads) or any(rest):
         found.append(damage("header", "bytes behind the fields that are not zero", "zeros"))
@@ -28,6 +28,7 @@ def header_findings(segment: MappedSegment) -> list[Finding]:
         found.append(damage("header", f"a time of {manual_ns} ns", f"one up to {LATEST_NS}"))
     if not 1 <= header.advertised_keys * BYTES_PER_KEY <= header.group_count * layout.GROUP_BYTES:
         found.append(damage("header", f"{header.advertised_keys} keys in {header.group_count} groups", "room for them"))
+    found += _moved_findings(segment)
     if segment.is_monotonic:
         now_ns = segment.now_ns()
         if now_ns > LATEST_NS // 2:
@@ -35,6 +36,18 @@ def header_findings(segment: MappedSegment) -> list[Finding]:
         if not segment.is_of_this_boot:
             found.append(note("header", "times of an earlier boot", "the next process that attaches to rebase them"))
     return found
+
+
+def _moved_findings(segment: MappedSegment) -> Iterator[Finding]:
+    words = segment.memory[layout.HEADER_MOVED_TABLE : layout.HEADER_MOVED_TABLE + 16]
+    # The hash of a list's entry, whose lowest bit is set.
+    expected = keyed_hash(segment.header.hash_key, words)
+    is_other = segment.u64(layout.HEADER_MOVED_TABLE) and segment.u64(layout.HEADER_MOVED_CHECK) | 1 != expected
+    # A mover writes them one after the other. If it was killed in between, the end of its resize mends them.
+    if is_other and not segment.is_resizing:
+        yield damage("header", f"a table at {words.hex()}", "the place that a resize has given it")
+    if segment.is_resizing:
+        yield note("header", "a resize under way, or one that was killed", "its end, by the next decision that waits")
 
 
 def limiters_in_place(segment: MappedSegment) -> dict[int, ListedLimiter]:

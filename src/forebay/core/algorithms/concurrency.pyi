@@ -69,7 +69,7 @@ class Concurrency(Limiter):
     Raises ``InvalidLimiter``, ``InvalidRate`` for an invalid lease, ``TooManyLimiters``, and ``SegmentSpaceError`` with
     the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a permit belongs to the process
     that took it, not to its children. Between pid namespaces (containers that share ``/dev/shm``) only the end of its
-    leases shows that a process has ended; docs/operations.md has what else delays it.
+    leases shows that a process has ended; docs/operations/killed-processes.md has what else delays it.
 
     Taking and giving back is usually O(1), with two CASes each. Before ``allow`` and ``acquire`` deny, they read a bit
     for each slot, and every tenth of a millisecond the slots. ``hit`` and ``peek`` read all slots each time, for

@@ -55,7 +55,7 @@ from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
-    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_EMPTY, ForebayCell, ForebayLine, cas128_acq_rel,
+    FOREBAY_KIND_EMPTY, ForebayCell, ForebayLine, cas128_acq_rel,
     count_ones, fetch_add_relaxed, load128_acquire, load_acquire, load_relaxed, monotonic_ns,
     store_relaxed, store_release,
 )
@@ -297,7 +297,7 @@ cdef class Concurrency(Limiter):
     Raises ``InvalidLimiter``, ``InvalidRate`` for an invalid lease, ``TooManyLimiters``, and ``SegmentSpaceError`` with
     the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a permit belongs to the process
     that took it, not to its children. Between pid namespaces (containers that share ``/dev/shm``) only the end of its
-    leases shows that a process has ended; docs/operations.md has what else delays it.
+    leases shows that a process has ended; docs/operations/killed-processes.md has what else delays it.
 
     Taking and giving back is usually O(1), with two CASes each. Before ``allow`` and ``acquire`` deny, they read a bit
     for each slot, and every tenth of a millisecond the slots. ``hit`` and ``peek`` read all slots each time, for
@@ -502,7 +502,7 @@ cdef class Concurrency(Limiter):
     cdef bint take_unleased(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
         """Take unleased permits, and count the decision."""
         cdef bint allowed = self.take_uncounted(tag, cost, verdict)
-        self.count(COUNTER_ALLOWED if allowed else COUNTER_DENIED, 1)
+        self.count_decision(allowed, tag)
         return allowed
 
     cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
@@ -652,12 +652,13 @@ cdef class Concurrency(Limiter):
         cdef ForebayCell held
         cdef Lease lease
         cdef int64_t slots = self.checked_cost(cost)
+        cdef uint64_t tag = self.tag_of(key)
         if request_id is not None and slots != 0:
             lease = self.take_once(key, slots, request_id, &verdict)
-            self.count(COUNTER_ALLOWED if lease.allowed else COUNTER_DENIED, 1)
+            self.count_decision(lease.allowed, tag)
             return lease
-        taken = self.take(self.tag_of(key), slots, &verdict, &held)
-        self.count(COUNTER_DENIED if taken is None else COUNTER_ALLOWED, 1)
+        taken = self.take(tag, slots, &verdict, &held)
+        self.count_decision(taken is not None, tag)
         return self.new_lease(key, taken, &verdict, held)
 
     def hold(self, key, cost=1, timeout=None):
@@ -700,7 +701,7 @@ cdef class Concurrency(Limiter):
             return self.peek(key, 0)
         if request_id is not None:
             lease = self.take_once(key, slots, request_id, &verdict)
-            self.count(COUNTER_ALLOWED if lease.allowed else COUNTER_DENIED, 1)
+            self.count_decision(lease.allowed, tag)
             if lease.cell != NULL:
                 self.add_unleased(tag, [(lease.slot, lease.held.state), *(lease.more or ())], verdict.now_ns)
             return self.verdict_decision(&verdict, slots, lease.allowed)

@@ -11,7 +11,8 @@ from forebay.core.algorithms.gcra cimport gcra_take
 from forebay.core.attempt cimport binds, charge_to_return, check_attempt, commit_attempt, try_attempt
 from forebay.core.batch cimport Batch
 from forebay.core.c_api.handles cimport (
-    DECIDES, DecidingThread, RateHandle, begin, check_key, count, count_decision, count_events, ensure_usable, read_key,
+    DECIDES, DecidingThread, RateHandle, begin, can_be, check_key, count, count_decision, count_events, ensure_usable,
+    note_denied, read_key,
 )
 from forebay.core.cell_limiter cimport begin_decision, begin_decision_at, set_outlook
 from forebay.core.decision cimport Outlook, no_outlook, remaining_in
@@ -19,7 +20,7 @@ from forebay.core.limiter cimport Attempt, Charge, LimitParams
 from forebay.core.table.native cimport prefetch, siphash13
 from forebay.core.table.table cimport (
     ALLOWED, CAS_FAILED, DENIED, Events, Outcome, Verdict, fingerprint_of, home_line, no_events, table_amend,
-    table_decide, table_now, table_peek,
+    table_decide, table_now, table_peek, table_remove,
 )
 
 
@@ -49,9 +50,9 @@ cdef inline int32_t complete_decision(
     if verdict.outcome == ALLOWED:
         if thread.after_charge != NULL:
             thread.after_charge(charge, verdict)
-        count_decision(thread, True)
+        count_decision(thread, True, tag)
         return FOREBAY_ALLOWED
-    count_decision(thread, False)
+    count_decision(thread, False, tag)
     return FOREBAY_DENIED
 
 
@@ -92,9 +93,17 @@ cdef int32_t params_of(
     return FOREBAY_OK
 
 
+cdef inline bint is_unit(const forebay_request* request) noexcept nogil:
+    """Whether the thread's `unit` is the request's charge. Another charge takes a division."""
+    return request.cost == 1 and request.rate == NULL and request.flags == 0
+
+
 cdef int32_t read_charge(DecidingThread thread, const forebay_request* request, Charge* charge) noexcept nogil:
     cdef const LimitParams* params
     cdef int32_t status
+    if is_unit(request):
+        charge[0] = thread.unit
+        return FOREBAY_OK
     if request.flags & ~<uint32_t>FOREBAY_BOOK:
         return FOREBAY_INVALID_ARGUMENT
     status = params_of(thread, request, &params)
@@ -139,7 +148,7 @@ cdef uint64_t charge_left(const Charge* charge, const Verdict* verdict) noexcept
 
 
 cdef int32_t allow(DecidingThread thread, const void* key, size_t size) noexcept nogil:
-    if <void*>thread == NULL or (key == NULL and size != 0):
+    if <void*>thread == NULL or not can_be(key, size):
         return FOREBAY_INVALID_ARGUMENT
     # As a compact ASCII str in keys.pxd. Any other str hashes by its UTF-8 in the same way.
     return allow_tag(
@@ -151,7 +160,7 @@ cdef int32_t allow_at_tick(DecidingThread thread, const void* key, size_t size) 
     cdef Outcome outcome
     cdef uint64_t tag
     cdef int32_t status
-    if <void*>thread == NULL or (key == NULL and size != 0):
+    if <void*>thread == NULL or not can_be(key, size):
         return FOREBAY_INVALID_ARGUMENT
     status = ensure_usable(thread, DECIDES)
     if status < 0:
@@ -183,7 +192,7 @@ cdef int32_t decide(
         status = decide_tag(thread, tag, &charge, &verdict)
     else:
         status = peek_tag(thread, tag, &charge, &verdict)
-        count_decision(thread, status == FOREBAY_ALLOWED)
+        count_decision(thread, status == FOREBAY_ALLOWED, tag)
     if result == NULL:
         return status
     write_result(thread, &charge, &verdict, status == FOREBAY_ALLOWED, result)
@@ -238,7 +247,11 @@ cdef int32_t reset(DecidingThread thread, const forebay_request* request) noexce
     if status < 0:
         return status
     events = no_events()
-    thread.limiter.forget(tag, &events)
+    if thread.table.home != NULL:
+        # The thread's own view of the table, as a resize changes it.
+        table_remove(&thread.table, tag, &events)
+    else:
+        thread.limiter.forget(tag, &events)
     count_events(thread, &events)
     return FOREBAY_OK
 
@@ -273,14 +286,16 @@ cdef void decide_chunk(
     cdef Batch batch
     cdef Events events
     cdef uint64_t admitted
+    cdef bint all_unit = True
     cdef size_t i
     for i in range(size):
         read_key(thread, &requests[i], &tags[i])
         read_charge(thread, &requests[i], &charges[i])
+        all_unit = all_unit and is_unit(&requests[i])
     batch.size = <Py_ssize_t>size
     batch.keys = NULL
     batch.tags = tags
-    batch.charges = charges
+    batch.charges = NULL if all_unit else charges
     batch.unit = &thread.unit
     batch.table = &thread.table
     batch.hash_key = thread.hash_key
@@ -293,6 +308,12 @@ cdef void decide_chunk(
     admitted = thread.limiter.decide_batch(&batch, &events)
     for i in range(size):
         allowed[i] = <uint8_t>tags[i]
+    if thread.hot_keys.denied != NULL:
+        for i in range(size):
+            if not allowed[i]:
+                # The result has taken the place of the tag.
+                read_key(thread, &requests[i], &tags[i])
+                note_denied(thread, tags[i])
     count(thread, &thread.counters.allowed, admitted)
     count(thread, &thread.counters.denied, size - admitted)
     count_events(thread, &events)
@@ -303,7 +324,10 @@ cdef int32_t decide_many(
 ) noexcept nogil:
     cdef size_t done = 0
     cdef int32_t status
-    if <void*>thread == NULL or (size != 0 and (requests == NULL or allowed == NULL)):
+    if (
+        <void*>thread == NULL or not can_be(requests, size) or not can_be(allowed, size)
+        or size > <size_t>0x7FFFFFFFFFFFFFFF // sizeof(forebay_request)
+    ):
         return FOREBAY_INVALID_ARGUMENT
     # Once: a batch that has begun is completed.
     status = ensure_usable(thread, DECIDES)
@@ -389,9 +413,9 @@ cdef void count_all(
     cdef size_t i
     for i in range(size):
         if allowed:
-            count_decision(<DecidingThread>threads[i], True)
+            count_decision(<DecidingThread>threads[i], True, attempts[i].tag)
         elif attempts[i].verdict.outcome == DENIED:
-            count_decision(<DecidingThread>threads[i], False)
+            count_decision(<DecidingThread>threads[i], False, attempts[i].tag)
             if not at_each:
                 break
 

@@ -25,7 +25,7 @@ cdef const char* message(int32_t status) noexcept nogil:
     if status == FOREBAY_ALLOWED:
         return "allowed, or held"
     if status == FOREBAY_INVALID_ARGUMENT:
-        return "an argument is NULL, or an unknown flag or kind of key"
+        return "an argument is NULL, a negative size, or an unknown flag or kind of key"
     if status == FOREBAY_COST_EXCEEDS_LIMIT:
         return "the cost is above the limit: the request can never be allowed"
     if status == FOREBAY_CLOSED:

@@ -4,18 +4,21 @@ Such a call runs beside any other thread, without the GIL. So it may not touch a
 """
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from forebay.c_api cimport (
-    FOREBAY_INVALID_ARGUMENT, FOREBAY_OK, forebay_limiter, forebay_rate, forebay_request, forebay_thread,
+    FOREBAY_INVALID_ARGUMENT, FOREBAY_KEY_INT, FOREBAY_KEY_PARTS, FOREBAY_OK, forebay_limiter, forebay_rate,
+    forebay_request, forebay_thread,
 )
 from forebay.core.algorithms.slots cimport SlotRecords, SlotSearch
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport (
     AfterCharge, Charge, Describe, Limiter, LimitParams, SetCharge, add_to_counter,
 )
-from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey, load_acquire
-from forebay.core.table.table cimport Decide, Events, Table
+from forebay.core.table.hot_keys cimport HotKeys
+from forebay.core.table.keys cimport KeyDomain, in_domain
+from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey, load_acquire, siphash13
+from forebay.core.table.table cimport Decide, Events, Table, fingerprint_of
 
 
 # The threads of a limiter.
@@ -58,6 +61,8 @@ cdef class AttachedThread:
     # which no generation is, so `check_process` refuses each call.
     cdef uint64_t[2] checked_generation
     cdef uint64_t my_forks
+    cdef HotKeys hot_keys
+    cdef uint64_t limiter_number
     cdef OpenedLimiter opened            # keeps all of this alive
 
     cdef object holder(self)
@@ -96,15 +101,13 @@ cdef void rate_close(forebay_rate* rate) noexcept nogil
 # `limiter_close` and `detach`.
 cdef void close_object(void* handle) noexcept nogil
 
-# `check_key` refuses a malformed key; `hash_key` hashes a key with a limiter's hash key.
-cdef int32_t check_key(uint32_t key_kind, const void* key, uint64_t size) noexcept nogil
+# Hashes a key with a limiter's hash key.
 cdef int32_t hash_key(
     OpenedLimiter limiter, uint32_t key_kind, const void* key, size_t size, uint64_t* hash) noexcept nogil
 
-# The tag of a request's key.
-cdef int32_t read_key(AttachedThread thread, const forebay_request* request, uint64_t* tag) noexcept nogil
-
 cdef void count_events(AttachedThread thread, const Events* events) noexcept nogil
+
+cdef void note_denied(AttachedThread thread, uint64_t tag) noexcept nogil
 
 # After a fork or a close in this process, or if the limiter is for another use.
 cdef int32_t check_process(AttachedThread thread, Use use) noexcept nogil
@@ -114,6 +117,40 @@ cdef inline int32_t ensure_usable(AttachedThread thread, Use use) noexcept nogil
     if load_acquire(thread.generation) != thread.checked_generation[<int>use]:
         return check_process(thread, use)
     return FOREBAY_OK
+
+
+cdef inline bint can_be(const void* data, uint64_t size) noexcept nogil:
+    """Whether the caller can have so many bytes there. No array has more than PTRDIFF_MAX: it has passed -1."""
+    return (data != NULL or size == 0) and <int64_t>size >= 0
+
+
+cdef inline int32_t check_key(uint32_t key_kind, const void* key, uint64_t size) noexcept nogil:
+    """Refuse a malformed key."""
+    if key_kind > <uint32_t>FOREBAY_KEY_PARTS or not can_be(key, size):
+        return FOREBAY_INVALID_ARGUMENT
+    if key_kind == <uint32_t>FOREBAY_KEY_INT and size != 8:
+        return FOREBAY_INVALID_ARGUMENT
+    return FOREBAY_OK
+
+
+cdef inline int32_t hash_bytes(
+    ForebayHashKey hash_key, uint32_t key_kind, const void* key, uint64_t size, uint64_t* hash
+) noexcept nogil:
+    cdef int32_t status = check_key(key_kind, key, size)
+    if status == FOREBAY_OK:
+        # The kinds of keys are the domains of keys.pxd.
+        hash[0] = siphash13(in_domain(hash_key, <KeyDomain>key_kind), <const uint8_t*>key, size)
+    return status
+
+
+cdef inline int32_t read_key(AttachedThread thread, const forebay_request* request, uint64_t* tag) noexcept nogil:
+    """The tag of a request's key."""
+    cdef uint64_t hash = request.hash
+    cdef int32_t status = FOREBAY_OK
+    if request.key != NULL:
+        status = hash_bytes(thread.hash_key, request.key_kind, request.key, request.key_size, &hash)
+    tag[0] = fingerprint_of(hash) | thread.kind
+    return status
 
 
 cdef inline int32_t begin(
@@ -131,5 +168,8 @@ cdef inline void count(AttachedThread thread, uint64_t* counter, uint64_t n) noe
     add_to_counter(counter, n, thread.counters_are_shared)
 
 
-cdef inline void count_decision(AttachedThread thread, bint allowed) noexcept nogil:
+cdef inline void count_decision(AttachedThread thread, bint allowed, uint64_t tag) noexcept nogil:
+    """Count a decision. Native threads note the keys that they deny, and none that they allow."""
     count(thread, &thread.counters.allowed if allowed else &thread.counters.denied, 1)
+    if not allowed and thread.hot_keys.denied != NULL:
+        note_denied(thread, tag)

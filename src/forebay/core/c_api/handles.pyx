@@ -4,12 +4,12 @@ cimport cython
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from forebay.c_api cimport (
     FOREBAY_CLOSED, FOREBAY_FAILED, FOREBAY_FINALIZING, FOREBAY_FORKED, FOREBAY_INVALID_ARGUMENT, FOREBAY_INVALID_RATE,
-    FOREBAY_KEY_INT, FOREBAY_KEY_PARTS, FOREBAY_NEEDS_PYTHON, FOREBAY_NOT_A_LIMITER, FOREBAY_NO_MEMORY, FOREBAY_OK,
-    FOREBAY_WRONG_LIMITER, forebay_limiter, forebay_rate, forebay_request, forebay_thread,
+    FOREBAY_NEEDS_PYTHON, FOREBAY_NOT_A_LIMITER, FOREBAY_NO_MEMORY, FOREBAY_OK, FOREBAY_WRONG_LIMITER,
+    forebay_limiter, forebay_rate, forebay_thread,
 )
 from forebay.core.algorithms.concurrency cimport Concurrency
 from forebay.core.algorithms.slots cimport begin_search
@@ -17,9 +17,10 @@ from forebay.core.c_api.gate cimport enter, leave
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Limiter, check_name, report_unraisable
 from forebay.core.synced.limiter cimport SyncedLimiter
-from forebay.core.table.keys cimport LEASES, KeyDomain, in_domain
-from forebay.core.table.native cimport FOREBAY_KIND_TAT, ForebayHashKey, load_acquire, siphash13
-from forebay.core.table.table cimport Events, fingerprint_of, table_now
+from forebay.core.table.hot_keys cimport coarse_now, note_key
+from forebay.core.table.keys cimport LEASES, in_domain
+from forebay.core.table.native cimport FOREBAY_KIND_TAT, load_acquire, siphash13
+from forebay.core.table.table cimport Events, table_now
 from forebay.core.table.threads cimport forks_of_process, generation_counter
 
 from forebay.errors import InvalidLimiter, InvalidRate, StoreClosed
@@ -89,6 +90,8 @@ cdef class AttachedThread:
         self.counters = limiter.segment.counter_line(line)
         self.counters_are_shared = shared
         self.counter_line = line
+        self.hot_keys = limiter.segment.hot_keys
+        self.limiter_number = limiter.number
         self.opened = opened
 
     cdef object holder(self):
@@ -289,22 +292,8 @@ cdef void count_events(AttachedThread thread, const Events* events) noexcept nog
     count(thread, &thread.counters.cas_retries, events.cas_retries)
 
 
-cdef int32_t check_key(uint32_t key_kind, const void* key, uint64_t size) noexcept nogil:
-    if key_kind > <uint32_t>FOREBAY_KEY_PARTS or (key == NULL and size != 0):
-        return FOREBAY_INVALID_ARGUMENT
-    if key_kind == <uint32_t>FOREBAY_KEY_INT and size != 8:
-        return FOREBAY_INVALID_ARGUMENT
-    return FOREBAY_OK
-
-
-cdef int32_t hash_bytes(
-    ForebayHashKey hash_key, uint32_t key_kind, const void* key, uint64_t size, uint64_t* hash
-) noexcept nogil:
-    cdef int32_t status = check_key(key_kind, key, size)
-    if status == FOREBAY_OK:
-        # The kinds of keys are the domains of keys.pxd.
-        hash[0] = siphash13(in_domain(hash_key, <KeyDomain>key_kind), <const uint8_t*>key, size)
-    return status
+cdef void note_denied(AttachedThread thread, uint64_t tag) noexcept nogil:
+    note_key(thread.hot_keys.denied, thread.hot_keys.lines, tag, thread.limiter_number, coarse_now(&thread.table))
 
 
 cdef int32_t hash_key(
@@ -313,12 +302,3 @@ cdef int32_t hash_key(
     if <void*>limiter == NULL or hash == NULL:
         return FOREBAY_INVALID_ARGUMENT
     return hash_bytes(limiter.limiter.hash_key, key_kind, key, size, hash)
-
-
-cdef int32_t read_key(AttachedThread thread, const forebay_request* request, uint64_t* tag) noexcept nogil:
-    cdef uint64_t hash = request.hash
-    cdef int32_t status = FOREBAY_OK
-    if request.key != NULL:
-        status = hash_bytes(thread.hash_key, request.key_kind, request.key, request.key_size, &hash)
-    tag[0] = fingerprint_of(hash) | thread.kind
-    return status

@@ -24,7 +24,7 @@ parent hasn't waited for it yet, nor one whose pid another process has now. `mai
 """
 
 from libc.errno cimport ESRCH, errno
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 from posix.signal cimport kill
 
@@ -146,7 +146,7 @@ cdef uint64_t begin_lease(HoldingThread thread, uint64_t tag, Verdict* verdict) 
 
 
 cdef bint take(HoldingThread thread, uint64_t tag, uint64_t permits, forebay_lease* lease) noexcept nogil:
-    """Take `permits` slots, all or none, and fill in the lease."""
+    """Take `permits` slots, all or none, and fill in the lease. If it denies, `lease.available` is set."""
     cdef Verdict verdict
     cdef ForebayCell held
     cdef Slots slots
@@ -162,6 +162,7 @@ cdef bint take(HoldingThread thread, uint64_t tag, uint64_t permits, forebay_lea
         slot = take_one(thread, &slots, &verdict, held)
         if slot < 0:
             free_slots(&slots, lease.slot, held, taken)
+            lease.available = <uint32_t>taken
             return False
         if taken == 0:
             lease.slot = <uint64_t>slot
@@ -194,10 +195,11 @@ cdef int32_t acquire(HoldingThread thread, const forebay_request* request, foreb
         return FOREBAY_COST_EXCEEDS_LIMIT
     memset(&taken, 0, sizeof(taken))
     allowed = take(thread, tag, request.cost, &taken)
-    count_decision(thread, allowed)
+    count_decision(thread, allowed, tag)
     if allowed and taken.maker:
         lease[0] = taken
     lease.full = taken.full
+    lease.available = taken.available
     return FOREBAY_ALLOWED if allowed else FOREBAY_DENIED
 
 

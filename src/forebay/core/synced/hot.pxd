@@ -40,15 +40,15 @@ cdef struct HotCells:
 cdef HotCells hot_cells(Segment segment, ForebayHashKey limiter_key, bytes encoding, uint64_t kind)
 
 # The state of a key's hot cell, for the window that ends at `end_ns` (0: a bucket); 0 if there is none.
-cdef uint64_t hot_state(const HotCells* cells, const uint64_t* name, uint64_t end_ns) noexcept nogil
+cdef uint64_t hot_state(HotCells* cells, const uint64_t* name, uint64_t end_ns) noexcept nogil
 
 # Keep a published sum until a time, in place of an earlier one. Nothing if there is no room for it.
 cdef void keep_hot(
-    const HotCells* cells, const uint64_t* name, uint64_t end_ns, uint64_t state, uint64_t until_ns,
+    HotCells* cells, const uint64_t* name, uint64_t end_ns, uint64_t state, uint64_t until_ns,
     uint64_t counter_line, uint64_t* claim_sequence, Events* events) noexcept nogil
 
 cdef void forget_hot(
-    const HotCells* cells, const uint64_t* name, uint64_t end_ns, Events* events) noexcept nogil
+    HotCells* cells, const uint64_t* name, uint64_t end_ns, Events* events) noexcept nogil
 
 
 cdef inline bint may_have(const unsigned char* names, const uint64_t* name) noexcept nogil:

@@ -132,7 +132,7 @@ cdef HotCells hot_cells(Segment segment, ForebayHashKey limiter_key, bytes encod
     return cells
 
 
-cdef uint64_t hot_state(const HotCells* cells, const uint64_t* name, uint64_t end_ns) noexcept nogil:
+cdef uint64_t hot_state(HotCells* cells, const uint64_t* name, uint64_t end_ns) noexcept nogil:
     cdef uint64_t state
     cdef uint64_t tag = hot_tag(cells, name, end_ns)
     prefetch_away(&cells.table, tag)
@@ -141,7 +141,7 @@ cdef uint64_t hot_state(const HotCells* cells, const uint64_t* name, uint64_t en
 
 
 cdef void keep_hot(
-    const HotCells* cells, const uint64_t* name, uint64_t end_ns, uint64_t state, uint64_t until_ns,
+    HotCells* cells, const uint64_t* name, uint64_t end_ns, uint64_t state, uint64_t until_ns,
     uint64_t counter_line, uint64_t* claim_sequence, Events* events,
 ) noexcept nogil:
     cdef Verdict verdict
@@ -155,6 +155,6 @@ cdef void keep_hot(
 
 
 cdef void forget_hot(
-    const HotCells* cells, const uint64_t* name, uint64_t end_ns, Events* events
+    HotCells* cells, const uint64_t* name, uint64_t end_ns, Events* events
 ) noexcept nogil:
     table_remove(&cells.table, hot_tag(cells, name, end_ns), events)

@@ -6,11 +6,11 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Attempt, Charge, AfterCharge, LimitParams
 from forebay.core.synced.hot cimport Hot, HotCells
 from forebay.core.table.native cimport (
-    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_SYNCED_CHARGED_BEFORE_WORD, FOREBAY_SYNCED_CHARGED_REPORTED_WORD,
+    FOREBAY_SYNCED_CHARGED_BEFORE_WORD, FOREBAY_SYNCED_CHARGED_REPORTED_WORD,
     FOREBAY_SYNCED_CHARGED_WORD, FOREBAY_SYNCED_CHECKSUM_WORD, FOREBAY_SYNCED_COUNT_BITS,
     FOREBAY_SYNCED_INCARNATION_WORD, FOREBAY_SYNCED_NAME_WORD, FOREBAY_SYNCED_OTHERS_WORD,
     FOREBAY_SYNCED_REPORTED_UNTIL_WORD, FOREBAY_SYNCED_REPORTED_WORD, FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell,
-    ForebayHashKey, ForebayLine, count_in, load128_acquire, prefetch,
+    ForebayHashKey, ForebayLine, load128_acquire, prefetch,
 )
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport (
@@ -143,7 +143,7 @@ cdef inline Outcome decide_named(
     if verdict.outcome == ALLOWED:
         if after_charge != NULL:
             after_charge(charge, verdict)
-        count_in(line, COUNTER_ALLOWED, 1)
+        limiter.count_decision_in(line, True, tag)
     else:
-        count_in(line, COUNTER_DENIED, 1)
+        limiter.count_decision_in(line, False, tag)
     return verdict.outcome

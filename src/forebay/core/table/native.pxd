@@ -16,7 +16,10 @@ cdef extern from "forebay/layout.h" nogil:
     const uint64_t FOREBAY_KIND_TAT
     const uint64_t FOREBAY_KIND_COUNT
     const uint64_t FOREBAY_KIND_USED
+    const uint64_t FOREBAY_KIND_FROZEN
     const uint64_t FOREBAY_KIND_BLOCKED
+    const int FOREBAY_MOVED_GROUPS_BITS
+    const uint64_t FOREBAY_EXTENT_ALIGNMENT
     const uint64_t FOREBAY_ALGORITHM_BUCKETED_WINDOW
     const uint64_t FOREBAY_ALGORITHM_CONCURRENCY
     const uint64_t FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW
@@ -35,11 +38,19 @@ cdef extern from "forebay/layout.h" nogil:
     const int FOREBAY_SYNCED_WORDS_PER_CELL
     const int FOREBAY_SYNCED_COUNT_BITS
     const int FOREBAY_LEASE_GENERATION_BITS
+    const int FOREBAY_HOT_LIMITER_BITS
+    const int FOREBAY_HOT_COUNT_BITS
+    const int FOREBAY_HOT_TIME_SHIFT
+    const int FOREBAY_HOT_HALVING_BITS
 
     ctypedef struct ForebayHeader:
         uint64_t manual_ns
         uint64_t extents_maker
         uint64_t rules_version
+        uint64_t moved_table
+        uint64_t moved_keys
+        uint64_t moved_check
+        uint64_t resize_progress
 
     ctypedef struct ForebayLimiterEntry:
         uint64_t identity
@@ -124,7 +135,9 @@ cdef extern from "forebay/counting.h" nogil:
         uint64_t line_generation
         uint64_t number
         bint is_shared
+        bint is_plain
         bint checks_name
+        uint64_t turn
         ForebayThread* thread
 
     ctypedef struct ForebayLines:
@@ -141,6 +154,7 @@ cdef extern from "forebay/counting.h" nogil:
     ctypedef ForebayThread* (*ThreadHere)() noexcept nogil
 
     void count_in "forebay_count"(const ForebayLine* line, ForebayCounter counter, uint64_t n) noexcept
+    void count_plain "forebay_count_plain"(const ForebayLine* line, ForebayCounter counter) noexcept
     ForebayLine* native_line_here "forebay_line_here"(ForebayLines* lines, ThreadHere here) noexcept
     ForebayLine* line_of "forebay_line_of"(ForebayLines* lines, ForebayThread* thread) noexcept
     bint take_due "forebay_take_due"(uint64_t* due_ns, uint64_t now_ns, uint64_t interval_ns) noexcept

@@ -2,8 +2,11 @@
 
 from libc.stdint cimport uint64_t
 
-from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey, coarse_ns, take_due
-from forebay.core.table.table cimport Table
+from forebay.core.table.hot_keys cimport HotKeys
+from forebay.core.table.native cimport (
+    ForebayCell, ForebayCounterLine, ForebayHashKey, ForebayHeader, coarse_ns, take_due,
+)
+from forebay.core.table.table cimport Home, Table
 
 cdef enum:
     NAME_CHECK_NS = 10_000_000_000
@@ -21,10 +24,45 @@ cdef class Extent:
     cdef uint64_t* word_at(self, uint64_t number) except NULL
 
 
+# The mapping of a table that a resize has made. None ends before its segment's: another thread may decide by it.
+cdef struct View:
+    uint64_t place               # as in `Table`
+    ForebayCell* cells
+    uint64_t group_count
+    char* base
+    size_t size
+    View* before
+
+
+# What it takes to follow a resize. Each `Table.home` of this process leads here.
+cdef struct Moves:
+    Home home                    # the first field: `follow` gets its address
+    char* base                   # the segment's
+    uint64_t made_bytes          # of the segment as it was made: each table that a resize makes lies behind
+    ForebayHashKey hash_key
+    View* views                  # the newest; changed by CAS, as threads without the GIL may follow, too
+    const char* path             # NULL: this process can't end a resize whose mover died
+    uint64_t device              # which file has to be there
+    uint64_t inode
+    uint64_t given_up            # the `resize_progress` of a mover that was stopped
+
+
+# All that a mover does: see moving.pxd. The words for the header are those of `target`. Returns for how many live keys
+# that has no room; then the table stays where it is.
+cdef uint64_t move_cells(
+    const Table* table, const Table* target, ForebayHeader* header, uint64_t place, uint64_t keys, uint64_t check,
+    uint64_t* live,
+) noexcept nogil
+
+
 cdef class Segment:
     cdef Table table                     # what the decision path needs, validated and constant
     cdef ForebayHashKey hash_key        # of the segment; every limiter derives its own from it
     cdef char* base                      # first byte of the mapping; NULL only before __cinit__ is through
+    cdef Moves moves
+    cdef bytes path                      # of `moves`
+    cdef HotKeys hot_keys                # where this process notes keys
+    cdef Extent hot_extent               # which keeps their memory mapped
     cdef readonly size_t size            # bytes mapped
     cdef const uint64_t* forks           # how many lie between the import of forebay and this process
     cdef uint64_t closed                 # whether its store was closed, for threads without the GIL

@@ -55,8 +55,14 @@ cdef enum:
     MOST_USED = (1 << USED_BITS) - 1
 
 
+# Where the segment's header says whether and where a resize has moved the table: see moving.pxd.
+cdef struct Home:
+    const uint64_t* progress     # the header's `resize_progress`: odd while a resize is under way
+    bint (*follow)(void* table) noexcept nogil
+
+
 # A process's view of one table. It is copied out of the validated header once, so no later write to the segment can
-# move a pointer.
+# move a pointer. Only `Home.follow` changes it: `cells`, `group_count`, `place` and `epoch`.
 cdef struct Table:
     ForebayCell* cells
     uint64_t group_count
@@ -72,6 +78,9 @@ cdef struct Table:
     const void* used_context
     int kept_bits                # low bits of a state that belong to the cell, not to the key that is in it
     bint new_may_be_denied       # whether a fresh key's request may be denied: then it inserts nothing
+    Home* home                  # NULL: no resize moves this table, as it is an extent's
+    uint64_t place               # the header's `moved_table` that `cells` and `group_count` are of
+    uint64_t epoch               # the header's `resize_progress` by which that was the table, and no resize under way
 
 
 cdef enum Outcome:
@@ -130,6 +139,15 @@ cdef inline bint holds_permits(uint64_t state) noexcept nogil:
 cdef inline uint64_t permits_in(uint64_t state) noexcept nogil:
     """The number of permits that a state is; 0 if it is a time or damage."""
     return state & most_permits() if holds_permits(state) else 0
+
+
+cdef inline uint64_t cells_in(const Table* table) noexcept nogil:
+    return table.group_count * <uint64_t>(FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE)
+
+
+cdef inline bint is_moving(const Table* table) noexcept nogil:
+    """Whether a resize may have frozen cells of this table, or moved it, since `epoch`."""
+    return table.home != NULL and load_acquire(table.home.progress) != table.epoch
 
 
 cdef inline uint64_t table_now(const Table* table) noexcept nogil:
@@ -233,13 +251,19 @@ cdef inline Outcome table_try(
     return table_try_line(table, home_line(table, tag), tag, now_ns, decide, parameters, verdict)
 
 
+# Those that follow wait while a resize has the key's cell frozen, and then use the table that it has made. If the
+# resize was stopped, a key is found nowhere until it goes on, and a decision has no room.
+
 # The cell of a key and the state in it; NULL and 0 if there is none.
-cdef ForebayCell* table_find(const Table* table, uint64_t tag, uint64_t* state) noexcept nogil
+cdef ForebayCell* table_find(Table* table, uint64_t tag, uint64_t* state) noexcept nogil
 
 # Whether a request would be allowed; `verdict` is left with the key's cell and its state as it is.
 cdef bint table_peek(
-    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
+    Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
 ) noexcept nogil
+
+# When a cell of this table may be reused: 0 for an empty one, the largest number for one that no key may take.
+cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) noexcept nogil
 
 # Start fetching the lines of a key's probe set other than its home line.
 cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil
@@ -247,18 +271,18 @@ cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil
 # Every other case. Decides what table_try could not, ALLOWED or DENIED, by the clock reading in `verdict`. An insertion
 # reads the clock again and leaves that reading in `verdict`.
 cdef void table_decide(
-    const Table* table, uint64_t tag, uint64_t counter_line, uint64_t* claim_sequence, Decide decide,
+    Table* table, uint64_t tag, uint64_t counter_line, uint64_t* claim_sequence, Decide decide,
     const void* parameters, Verdict* verdict, Events* events,
 ) noexcept nogil
 
 # Replace the state of a key's member by the next state of `decide`, if there is a member and `decide` allows it.
 # Returns whether it did.
 cdef bint table_amend(
-    const Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
+    Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
 ) noexcept nogil
 
 # Forget a key.
-cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcept nogil
+cdef void table_remove(Table* table, uint64_t tag, Events* events) noexcept nogil
 
 # How many cells hold a key whose state still matters at `now_ns`.
-cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil
+cdef uint64_t table_count_live(Table* table, uint64_t now_ns) noexcept nogil

@@ -96,9 +96,10 @@ numbers. A full probe set evicts, denies or allows, as `on_full` says.
 
 from libc.stdint cimport uint64_t
 
+from forebay.core.table.moving cimport kind_in, thawed
 from forebay.core.table.native cimport (
-    FOREBAY_CELLS_PER_LINE, FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS, FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM,
-    FOREBAY_KIND_COUNT, FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_KIND_USED, FOREBAY_LINES_PER_GROUP, ForebayCell,
+    FOREBAY_CELLS_PER_LINE, FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS, FOREBAY_KIND_CLAIM, FOREBAY_KIND_COUNT,
+    FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_KIND_USED, FOREBAY_LINES_PER_GROUP, ForebayCell,
     cas128_acq_rel, cas128_seq_cst, fetch_add_relaxed, load128_acquire, load_acquire, load_seq_cst, multiply_high,
     prefetch,
 )
@@ -113,6 +114,8 @@ cdef enum:
     # The cells of a probe set.
     CELLS_PER_KEY = FOREBAY_GROUPS_PER_KEY * FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
     OLD_PART = 8
+    # When a request that a stopped resize denies may be repeated.
+    RESIZE_RETRY_NS = 1_000_000_000
 
 
 # The lines of a key, most often twelve: three groups, all different, each from the key's own line of it onwards. A
@@ -231,16 +234,19 @@ cdef inline bint is_fresh_claim(const Table* table, uint64_t claim_id, uint64_t 
 
 
 cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) noexcept nogil:
-    """The time at which the cell may be reused: 0 if it holds nothing; the largest number for a fresh claim and for
-    permits, which no key may take.
+    """The time at which the cell may be reused: 0 if it holds nothing; the largest number for a fresh claim, for
+    permits, and for a cell that a resize has frozen, which no key may take.
 
-    A blocked cell has 0, too. Only `table.end` prevents that a key takes it.
+    A cell that is frozen although there is no resize is damaged: a mover raises `resize_progress` before it freezes
+    any. A blocked cell has 0, too. Only `table.end` prevents that a key takes it.
     """
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
     if kind == FOREBAY_KIND_TAT:
         return cell.state if cell.state >> TIME_BITS == 0 else ~<uint64_t>0 if holds_permits(cell.state) else 0
     if kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED:
         return cell.state >> 2
+    if kind > FOREBAY_KIND_USED:
+        return ~<uint64_t>0 if is_moving(table) else 0    # SYNC freeze -> search
     if kind == FOREBAY_KIND_CLAIM and is_fresh_claim(table, cell.state, now_ns):
         return ~<uint64_t>0
     return 0
@@ -438,7 +444,7 @@ cdef Insertion insert(
 ) noexcept nogil:
     """One attempt to make a member of a key that had none, with the state that the request leaves."""
     cdef uint64_t first_expiry_ns, now_ns = verdict.now_ns
-    cdef bint met
+    cdef bint met, has_room
     cdef ForebayCell seen
     cdef Next next
     cdef Place claim = find_claim(probe, tag)
@@ -446,7 +452,9 @@ cdef Insertion insert(
         claim = choose_vacancy(table, probe, tag, now_ns, &first_expiry_ns, &met)
         # No vacancy: another process may have just taken the last one for this very key. Then the key has a cell. It
         # must neither lose it to itself, nor cost a neighbour's, nor be denied for want of room.
-        if (claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns) and (met or has_cell(probe, tag)):
+        # Nor may any of this be for want of the vacancies that a resize has frozen.
+        has_room = claim.cell != NULL and expiry_of(table, claim.seen, now_ns) <= now_ns
+        if not has_room and (met or has_cell(probe, tag) or is_moving(table)):    # SYNC freeze -> search
             return AGAIN
         if claim.cell == NULL:
             # No expiry at all: the probe set is full of permits and of other keys' claims. The claims last CLAIM_LIFE
@@ -464,6 +472,9 @@ cdef Insertion insert(
         if expiry_of(table, seen, now_ns) > now_ns:
             events.evicted += 1
     if not scan(table, probe, tag, &claim):
+        return AGAIN
+    if is_moving(table):    # SYNC freeze -> search
+        cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))
         return AGAIN
     verdict.now_ns = now_ns = table_now(table)    # SYNC scan -> clock
     verdict.cell = claim.cell
@@ -492,8 +503,16 @@ cdef Insertion insert(
     return INSERTED
 
 
+cdef bint follow(Table* table, ProbeSet* probe, uint64_t tag) noexcept nogil:
+    """Wait for the end of a resize, and use the table of after that. False if the resize was stopped."""
+    if not table.home.follow(table):
+        return False
+    probe[0] = probe_set(table, tag)
+    return True
+
+
 cdef void table_decide(
-    const Table* table, uint64_t tag, uint64_t counter_line, uint64_t* claim_sequence, Decide decide,
+    Table* table, uint64_t tag, uint64_t counter_line, uint64_t* claim_sequence, Decide decide,
     const void* parameters, Verdict* verdict, Events* events,
 ) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
@@ -507,17 +526,25 @@ cdef void table_decide(
     while True:
         cell = find_member(&probe, tag)
         if cell == NULL:
+            insertion = AGAIN
+            if is_moving(table):    # SYNC freeze -> search
+                if follow(table, &probe, tag):
+                    verdict.now_ns = table_now(table)
+                    continue
+                insertion = FULL
+                verdict.state = verdict.now_ns + RESIZE_RETRY_NS
             # A denial writes nothing (I-3), and evicts no key. Only a table that says so asks, as others never deny.
-            if table.new_may_be_denied and not decide(NULL, tag, 0, verdict.now_ns, parameters, &next):
+            elif table.new_may_be_denied and not decide(NULL, tag, 0, verdict.now_ns, parameters, &next):
                 # Linearizes within the search: see algorithms/credits.pyx.
                 verdict.state = 0
                 verdict.cell = NULL
                 verdict.outcome = DENIED
                 return
-            insertion = insert(
-                table, &probe, tag, counter_line, claim_sequence, decide, parameters, verdict, events)
-            if insertion == INSERTED:
-                return
+            else:
+                insertion = insert(
+                    table, &probe, tag, counter_line, claim_sequence, decide, parameters, verdict, events)
+                if insertion == INSERTED:
+                    return
             if insertion == FULL:
                 events.full += 1
                 verdict.full = True
@@ -554,7 +581,7 @@ cdef void table_decide(
 
 
 cdef bint table_amend(
-    const Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
+    Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
 ) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
     cdef ForebayCell* cell
@@ -563,6 +590,8 @@ cdef bint table_amend(
     while True:
         cell = find_member(&probe, tag)
         if cell == NULL:
+            if is_moving(table) and follow(table, &probe, tag):    # SYNC freeze -> search
+                continue
             return False
         seen = load128_acquire(cell)
         if seen.tag != tag:
@@ -576,13 +605,15 @@ cdef bint table_amend(
         events.cas_retries += 1
 
 
-cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcept nogil:
+cdef void table_remove(Table* table, uint64_t tag, Events* events) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
     cdef ForebayCell* cell
     cdef ForebayCell seen
     while True:
         cell = find_member(&probe, tag)
         if cell == NULL:
+            if is_moving(table) and follow(table, &probe, tag):    # SYNC freeze -> search
+                continue
             return
         seen = load128_acquire(cell)
         if seen.tag == tag:
@@ -592,13 +623,15 @@ cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcep
             events.cas_retries += 1
 
 
-cdef ForebayCell* table_find(const Table* table, uint64_t tag, uint64_t* state) noexcept nogil:
+cdef ForebayCell* table_find(Table* table, uint64_t tag, uint64_t* state) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
     cdef ForebayCell* cell
     cdef ForebayCell seen
     while True:
         cell = find_member(&probe, tag)
         if cell == NULL:
+            if is_moving(table) and follow(table, &probe, tag):    # SYNC freeze -> search
+                continue
             state[0] = 0
             return NULL
         seen = load128_acquire(cell)
@@ -608,7 +641,7 @@ cdef ForebayCell* table_find(const Table* table, uint64_t tag, uint64_t* state) 
 
 
 cdef bint table_peek(
-    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
+    Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
 ) noexcept nogil:
     cdef Next next
     cdef uint64_t again
@@ -621,13 +654,13 @@ cdef bint table_peek(
             return allowed
 
 
-cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil:
-    cdef uint64_t i, kind, live = 0
-    cdef uint64_t cells = table.group_count * FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
+cdef uint64_t table_count_live(Table* table, uint64_t now_ns) noexcept nogil:
+    cdef uint64_t i, live = 0
     cdef ForebayCell cell
-    for i in range(cells):
-        cell = load128_acquire(&table.cells[i])
-        kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
-        if kind != FOREBAY_KIND_CLAIM and kind != FOREBAY_KIND_BLOCKED:
+    if is_moving(table):
+        table.home.follow(table)
+    for i in range(cells_in(table)):
+        cell = thawed(load128_acquire(&table.cells[i]))
+        if kind_in(cell.tag) != FOREBAY_KIND_CLAIM:
             live += expiry_of(table, cell, now_ns) > now_ns
     return live
