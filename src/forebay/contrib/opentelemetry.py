@@ -1,0 +1,78 @@
+"""Metrics of stores for OpenTelemetry: instruments that are observed when a reader collects.
+
+``observe_stores(meter, store)``. docs/metrics.md lists the metrics. Needs ``forebay[opentelemetry]``, and an SDK that
+the application configures.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from forebay import forking
+from forebay.extras import Needs
+
+with Needs("opentelemetry", __name__):
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from forebay.metrics.readings import METRICS, Metric
+from forebay.metrics.sources import Sources
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["observe_stores"]
+
+
+def observe_stores(meter: Meter, *stores: Any | str | os.PathLike[str]) -> None:
+    """Make an observable instrument of `meter` for each metric of `stores`, which are as in ``ForebayCollector``.
+
+    The values are those of the whole host, whichever process observes them. A backend that adds up the instances of a
+    service would count them once for each process, so observe them in one process of the host: in one that serves no
+    requests, or by the collector's Prometheus receiver from ``forebay metrics --listen``.
+
+    Raises ``TypeError`` and ``ValueError``, as ``ForebayCollector``. *Threads*, *fork*: safe. One collection reads the
+    stores once: some milliseconds per million keys.
+    """
+    collection = _Collection(Sources(stores))
+    for metric in METRICS:
+        make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+        make(metric.name, [collection.callback_of(metric)], metric.unit, metric.help)
+
+
+class _Collection:
+    """What the stores showed, for all instruments of one collection.
+
+    An SDK asks one instrument after another. One that asks again begins the next collection.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._readings: dict[Metric, dict[tuple[str, ...], float]] = {}
+        self._waiting: set[Metric] = set()
+
+    def callback_of(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda options: [
+            Observation(value, dict(zip(metric.labels, labels, strict=True)))
+            for labels, value in self._of(metric).items()
+        ]
+
+    def _of(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        with _lock:
+            if metric not in self._waiting:
+                self._readings, self._waiting = self._sources.readings(), set(METRICS)
+            self._waiting.discard(metric)
+            return self._readings.get(metric, {})
+
+
+_lock = threading.Lock()
+
+
+def _reset_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+# A forked child doesn't have the thread that holds the lock.
+forking.in_child(_reset_in_child)
