@@ -149,22 +149,26 @@ def asgi_scope(
 class Wire:
     """Both ends of an ASGI connection: the messages that the application receives, and those that it has sent.
 
-    Without messages left, `receive` waits, as for a connected client.
+    Without messages left, `receive` waits for the end of the response, and then reports a disconnect, as servers do.
     """
 
     def __init__(self, *messages: Mapping[str, Any]) -> None:
         self.messages = [dict(message) for message in messages]
         self.sent: list[dict[str, Any]] = []
         self.received = 0
+        self._has_ended = asyncio.Event()
 
     async def receive(self) -> dict[str, Any]:
         if not self.messages:
-            await asyncio.Event().wait()
+            await self._has_ended.wait()
+            return {"type": "http.disconnect"}
         self.received += 1
         return self.messages.pop(0)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         self.sent.append(dict(message))
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._has_ended.set()
 
     def answered(self) -> Answered:
         starts = [message for message in self.sent if message["type"].endswith("response.start")]

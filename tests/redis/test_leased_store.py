@@ -658,7 +658,8 @@ def test_asyncio_limiters_together_have_the_limit(server: RedisServer) -> None:
     async def work() -> None:
         async with AsyncRedisStore(server.url, timeout=10) as redis_store:
             with Store.private(keys=100) as first, Store.private(keys=100) as second:
-                stores = [AsyncLeasedStore(redis_store, host_store) for host_store in (first, second)]
+                # No lease ends before its permits are asked for, however slow the machine is.
+                stores = [AsyncLeasedStore(redis_store, host_store, lease=60) for host_store in (first, second)]
                 limiters: list[Any] = [TokenBucket(store, "l", "1000/hour") for store in stores]
                 redis_store.executor.client.connection_pool.max_connections = 100
                 answers = await asyncio.gather(*[limiters[i % 2].allow(KEY) for i in range(600)])
@@ -845,7 +846,7 @@ def test_a_url_and_a_client_of_one_server_have_one_identity(server: RedisServer)
 def test_the_policy_answers_when_redis_is_away(policy: Any) -> None:
     with Store.private(keys=1000) as host_store, redis_server() as own:
         options: Any = {} if policy == "allow" else {"host": host_store, "hosts": 2}
-        redis_store = RedisStore(own.url, when_unavailable=policy, **options)
+        redis_store = RedisStore(own.url, timeout=60, when_unavailable=policy, **options)
         with redis_store, LeasedStore(redis_store, host_store) as store:
             limiter = TokenBucket(store, "l", "40/hour")
             assert not limiter.hit(KEY).degraded
@@ -864,7 +865,7 @@ def test_the_policy_answers_when_redis_is_away(policy: Any) -> None:
 
         async def work() -> None:
             async with (
-                AsyncRedisStore(own.url, when_unavailable=policy, **options) as redis_store,
+                AsyncRedisStore(own.url, timeout=60, when_unavailable=policy, **options) as redis_store,
                 AsyncLeasedStore(redis_store, host_store) as store,
             ):
                 limiter: Any = TokenBucket(store, "a", "40/hour")

@@ -37,5 +37,5 @@ def test_an_interrupted_run_leaves_no_key(server: RedisServer, client: redis.Red
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert client.dbsize() == 0

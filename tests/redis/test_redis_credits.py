@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import redis
-from redis_server import RedisServer
+from blocking import in_event_loop
+from late_replies import Late, cancelled
+from redis_server import PATIENCE_S, RedisServer
 
 from forebay import AllOf, Credits, ForeignState, InvalidLimiter, LimitExceeded, Store, StoreUnavailable, TokenBucket
 from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
@@ -47,7 +51,7 @@ def test_foreign_value_is_no_balance(redis_store: RedisStore, client: redis.Redi
 
 def test_tasks_do_not_wait_for_what_never_comes(server: RedisServer) -> None:
     async def several() -> None:
-        async with AsyncRedisStore(server.url) as store:
+        async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as store:
             prepaid = Credits(store, "paid")
             assert await asyncio.gather(*(prepaid.wait("ada") for _ in range(3))) == [False] * 3
             assert not await prepaid.wait("ada", timeout="1 hour")
@@ -94,3 +98,64 @@ def test_leased_and_synced_stores_refuse_credits(redis_store: RedisStore) -> Non
         pytest.raises(InvalidLimiter, match="can't be synced"),
     ):
         Credits(store, "paid")  # type: ignore[arg-type]
+
+
+SPENDING: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "allow": lambda prepaid: prepaid.allow("ada"),
+    "hit": lambda prepaid: prepaid.hit("ada"),
+    "hit of several": lambda prepaid: prepaid.hit("ada", 2),
+    "reserve": lambda prepaid: prepaid.reserve("ada", 2),
+    "wait": lambda prepaid: prepaid.wait("ada", 2),
+    "take_up_to": lambda prepaid: prepaid.take_up_to("ada", 2**48),
+    "allow_many": lambda prepaid: prepaid.allow_many(["bob", "ada", "ada"]),
+    "all": lambda prepaid: AllOf(TokenBucket(prepaid.store, "b", "100/hour"), prepaid).hit("ada"),
+}
+
+
+@pytest.mark.parametrize("how", SPENDING)
+def test_charge_of_a_cancelled_task_comes_back(how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(store: Any) -> None:
+        prepaid = Credits(store, "paid")
+        await prepaid.add("ada", 5)
+        # Redis knows the scripts, also those that give back.
+        await SPENDING[how](prepaid)
+        await prepaid.refund("ada")
+        await (await prepaid.reserve("ada")).cancel()
+        await prepaid.take_up_to("ada", 2**48)
+        await prepaid.add("ada", 5)
+        with monkeypatch.context() as patch:
+            late = Late(store, patch)
+            task = asyncio.ensure_future(SPENDING[how](prepaid))
+            await late.under_way.wait()
+            async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as seen_by:
+                seen = Credits(seen_by, "paid")
+                assert (await seen.peek("ada", 0)).remaining < 5
+                await cancelled(task)
+                late.may_come.set()
+                async with asyncio.timeout(PATIENCE_S):
+                    while (await seen.peek("ada", 0)).remaining < 5:
+                        await asyncio.sleep(0.005)
+
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("how", ["alone", "all"])
+def test_charge_of_a_cancelled_task_with_a_request_id_stays_and_its_retry_is_free(
+    how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(store: Any) -> None:
+        prepaid = Credits(store, "paid")
+        await prepaid.add("ada", 5)
+        limits: Any = prepaid if how == "alone" else AllOf(TokenBucket(store, "b", "100/hour"), prepaid)
+        with monkeypatch.context() as patch:
+            late = Late(store, patch)
+            task = asyncio.ensure_future(limits.hit("ada", request_id="order 7"))
+            await late.under_way.wait()
+            await cancelled(task)
+            late.may_come.set()
+            while going_on := store.executor.going_on:
+                await asyncio.wait(going_on)
+        assert await limits.hit("ada", request_id="order 7")
+        assert (await prepaid.peek("ada", 0)).remaining == 4
+
+    in_event_loop(server.url, body, timeout=PATIENCE_S)

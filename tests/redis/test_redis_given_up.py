@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from blocking import blocking_store, in_event_loop
+from late_replies import Late, cancelled
 from proxy import Proxy, proxy
 from redis.exceptions import OutOfMemoryError
 from redis_server import PATIENCE_S, RedisServer, until
@@ -50,35 +51,11 @@ TAKING: dict[str, Callable[[Any], Awaitable[Any]]] = {
 }
 
 
-class Late:
-    """Holds back the replies to a store until the test releases them."""
-
-    def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.under_way, self.may_come = asyncio.Event(), asyncio.Event()
-        for owner, name in ((store.executor, "execute_command"), (store.executor.client, "execute_many")):
-            monkeypatch.setattr(owner, name, self.late(getattr(owner, name)))
-
-    def late(self, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def execute(*call: Any) -> Any:
-            answer = await send(*call)
-            self.under_way.set()
-            await self.may_come.wait()
-            return answer
-
-        return execute
-
-
 async def all_back(held: Any) -> None:
     async with asyncio.timeout(PATIENCE_S):
         for key in ("ada", "bob"):
             while (await held.peek(key)).remaining < LIMIT:
                 await asyncio.sleep(0.005)
-
-
-async def cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 @pytest.mark.parametrize("how", TAKING)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis_server import RedisServer
+from redis_server import PATIENCE_S, RedisServer
 
 from forebay import Store
 from forebay.redis import LeasedStore, RedisStore, SyncedStore
+from forebay.redis.transport import clients
 from forebay.testing import private_stores
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -30,7 +31,8 @@ def names() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("page", ["redis.md", "redis-failures.md", "redis-leased.md", "redis-synced.md"])
-def test_examples_run(page: str, names: dict[str, Any], server: RedisServer) -> None:
+def test_examples_run(page: str, names: dict[str, Any], server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "DEFAULT_TIMEOUT_S", PATIENCE_S)
     snippets = BLOCK.findall((DOCS / page).read_text())
     assert snippets
     for snippet in snippets:

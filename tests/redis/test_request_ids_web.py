@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from redis_cluster import RedisCluster
-from redis_server import RedisServer, redis_server
+from redis_server import PATIENCE_S, RedisServer, redis_server
 from web_requests import CLIENT, Answered, Site, Wire, asgi_scope
 
 from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
@@ -35,10 +35,10 @@ class World:
         self.loop = asyncio.new_event_loop()
         self.store: Any
         if self.kind == "wsgi":
-            self.redis_store: Any = RedisStore(self.url, **self.options)
+            self.redis_store: Any = RedisStore(self.url, **{"timeout": PATIENCE_S, **self.options})
             self.store = LeasedStore(self.redis_store, self.host) if self.is_leased else self.redis_store
         else:
-            self.redis_store = AsyncRedisStore(self.url, **self.options)
+            self.redis_store = AsyncRedisStore(self.url, **{"timeout": PATIENCE_S, **self.options})
             self.store = AsyncLeasedStore(self.redis_store, self.host) if self.is_leased else self.redis_store
 
     def site(self, *rules: Rule) -> Site:
@@ -187,7 +187,7 @@ def test_a_fallback_decides_while_the_server_is_gone(when: str) -> None:
 
 
 def test_rules_of_one_cluster_need_one_key(cluster: RedisCluster) -> None:
-    with RedisStore(cluster.url) as store:
+    with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
         limits = [FixedWindow(store, name, "10/year") for name in ("a", "b")]
         with pytest.raises(InvalidLimiter, match="need the same key function"):
             Site("wsgi", [Rule(limits[0], request_id=IDS), Rule(limits[1], key=everyone, request_id=IDS)])
@@ -215,6 +215,6 @@ def test_a_file_over_redis_has_request_ids(server: RedisServer, tmp_path: Any) -
         'version = 1\n[limits.a]\nalgorithm = "fixed-window"\nrate = "2/year"\n'
         '[[rules]]\nname = "a"\nlimits = ["a"]\nrequest_id = {}\n'
     )
-    with RedisStore(server.url) as store:
+    with RedisStore(server.url, timeout=PATIENCE_S) as store:
         site = Site("wsgi", load_rules(file, store=store))
         assert [site.request(fields=[("Idempotency-Key", "one")]).status for _ in range(6)] == [200] * 5 + [429]

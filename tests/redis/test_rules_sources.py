@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from web_requests import Site
 from forebay import InvalidLimiter, Store
 from forebay.cli.rules import command
 from forebay.redis import RedisStore
-from forebay.rules import LiveRules, RedisSource, Source, SqlSource
-from forebay.rules.live.sources import SourceGone
+from forebay.rules import FileSource, LiveRules, RedisSource, Source, SqlSource
+from forebay.rules.live import promotion
+from forebay.rules.live.promotion import promoted
+from forebay.rules.live.sources import SourceChanged, SourceGone
 
 NEVER = "10 hours"
 MakeSource = Callable[[], Source]
@@ -95,6 +98,64 @@ def test_a_forked_child_reads_for_itself(
         assert source.read() == of_rate(limit)
 
 
+def test_a_document_that_has_changed_meanwhile_is_not_replaced(source: Any) -> None:
+    source.write(of_rate(5))
+    source.write(of_rate(6), instead_of=of_rate(5))
+    with pytest.raises(SourceChanged, match=r"has changed meanwhile, so nothing was written"):
+        source.write(of_rate(7), instead_of=of_rate(5))
+    assert source.read() == of_rate(6)
+
+
+def test_a_promotion_replaces_no_newer_document(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def published_meanwhile(*arguments: Any) -> tuple[bytes, str]:
+        target.write(of_rate(9))
+        return promoted(*arguments)
+
+    monkeypatch.setattr(promotion, "promoted", published_meanwhile)
+    file = FileSource(tmp_path / "limits.toml")
+    for target in (source, file):
+        target.write(FILE.encode() + b"shadow = true\n")
+        monkeypatch.setattr("forebay.rules.live.sources.source_at", lambda text, target=target: target)
+        result = CliRunner().invoke(command, ["promote", "api", "source"], env={"COLUMNS": "80"})
+        assert result.exit_code == 2
+        assert "has changed meanwhile, so nothing was written: look at it, and try again" in result.output
+        assert target.read() == of_rate(9)
+
+
+def test_a_database_that_does_not_answer_leaves_the_last_good_rules(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/rules.db"
+    source = SqlSource(url)
+    source.create_table()
+    source.write(of_rate(5))
+    connects, may_answer = [], threading.Event()
+
+    def hang(*_: Any) -> None:
+        connects.append(1)
+        may_answer.wait()
+
+    with LiveRules(source, store=store, interval=NEVER) as live:
+        site = Site("wsgi", live)
+        source.write(of_rate(6))
+        monkeypatch.setattr("forebay.rules.live.sources.TIMEOUT_S", 0.01)
+        sqlalchemy.event.listen(sqlalchemy.Engine, "do_connect", hang)
+        try:
+            for _ in range(3):
+                live.step()
+                assert policy(site) == '"api";q=5;w=3600'
+                assert "its database doesn't answer within" in str(live.status().error)
+            assert connects == [1]
+        finally:
+            sqlalchemy.event.remove(sqlalchemy.Engine, "do_connect", hang)
+            may_answer.set()
+        monkeypatch.undo()
+        until(lambda: "forebay-sql" not in [one.name for one in threading.enumerate()], "an answer")
+        live.step()
+        assert policy(site) == '"api";q=6;w=3600'
+        assert live.status().error is None
+
+
 def test_a_row_that_is_removed_leaves_the_last_good_rules(postgres: PostgresServer, store: Store) -> None:
     source = SqlSource(postgres.url)
     source.create_table()
@@ -160,7 +221,7 @@ def test_a_missing_table_is_named_with_its_remedy(tmp_path: Path) -> None:
 def test_limits_over_redis_need_a_store_for_the_version(server: RedisServer, store: Store) -> None:
     source = RedisSource(server.url, "rules")
     source.write(of_rate(5))
-    with RedisStore(server.url) as limits:
+    with RedisStore(server.url, timeout=60) as limits:
         with pytest.raises(InvalidLimiter, match="give a Store, host="):
             LiveRules(source, store=limits, interval=NEVER)
         with LiveRules(source, store=limits, host=store, interval=NEVER) as live:

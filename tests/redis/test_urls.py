@@ -63,9 +63,9 @@ def test_a_url_of_a_unix_socket_reaches_redis(tmp_path: Path, host: str) -> None
     socket = tmp_path / "redis.sock"
     with redis_server("--unixsocket", str(socket)):
         for url, kind in (
-            (f"unix://{socket}", RedisStore),
-            (f"unix://{socket}?db=1&timeout=2", RedisStore),
-            (f"leased+unix://{socket}?host={host}", LeasedStore),
+            (f"unix://{socket}?timeout=60", RedisStore),
+            (f"unix://{socket}?db=1&timeout=60", RedisStore),
+            (f"leased+unix://{socket}?host={host}&timeout=60", LeasedStore),
         ):
             with connected(url, kind) as store:
                 bucket = TokenBucket(store, f"{kind.__name__} {len(url)}", "2/hour")

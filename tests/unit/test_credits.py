@@ -104,7 +104,7 @@ def test_store_without_room_adds_nothing_and_says_so(clock: ManualClock, on_full
         prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/hour")
         bucket.allow_many(CROWD)
         crowded_out = next(key for key in CROWD if not bucket.peek(key).allowed)
-        with pytest.raises(StoreFull):
+        with pytest.raises(StoreFull, match=r"if take_up_to\(\) takes all of a key's Credits, its place is free"):
             prepaid.add(crowded_out, 1)
         assert store.stats().limiters["paid"].full == 1
 
@@ -134,25 +134,35 @@ def test_charge_that_finds_no_room_when_it_comes_back_is_an_error(clock: ManualC
 
 
 def test_charge_that_found_no_room_comes_back_by_another_call(clock: ManualClock) -> None:
-    # So large that the cell of the request's mark is hardly one that the key may have.
-    with Store.private(keys=20_000, on_full="deny", clock=clock) as store:
+    # Several keys, as the cell of a request's mark may be one that its key may have. Then there is room.
+    keys = [f"bob {number}" for number in range(16)]
+    with Store.private(keys=1, on_full="deny", clock=clock) as store:
         prepaid, bucket = Credits(store, "paid"), TokenBucket(store, "api", "1/day")
-        for key in ("ada", "bob"):
+        for key in ("ada", *keys):
             prepaid.add(key, 3)
         reservation = prepaid.reserve("ada", 3)
-        assert prepaid.hit("bob", 3, request_id="r", request_ttl="2 days")
+        assert all(prepaid.hit(key, 3, request_id=key, request_ttl="2 days") for key in keys)
+
+        def finds_room(key: str) -> bool:
+            try:
+                prepaid.refund(key, 3, request_id=key)
+            except StoreFull:
+                return False
+            return True
+
         clock.advance(KEPT_S)
-        bucket.allow_many(range(400_000))
+        bucket.allow_many(CROWD)
+        full = [key for key in keys if not finds_room(key)]
+        assert full
+        assert not any(finds_room(key) for key in full)
         for _ in range(2):
             with pytest.raises(StoreFull):
                 reservation.cancel()
-            with pytest.raises(StoreFull):
-                prepaid.refund("bob", 3, request_id="r")
         clock.advance(86_400)
         for _ in range(2):
             reservation.cancel()
-            prepaid.refund("bob", 3, request_id="r")
-        assert [prepaid.peek(key, 0).remaining for key in ("ada", "bob")] == [3, 3]
+            assert all(finds_room(key) for key in keys)
+        assert [prepaid.peek(key, 0).remaining for key in ("ada", *keys)] == [3] * 17
 
 
 def test_charge_comes_back_to_a_key_that_lost_its_cell(clock: ManualClock) -> None:

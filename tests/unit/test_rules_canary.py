@@ -14,11 +14,11 @@ from rule_files import FILE, LIMITS, problems
 from test_rules_live import NEVER, TextSource
 from web_requests import Site
 
-from forebay import FixedWindow, InvalidLimiter, Store
+from forebay import FixedWindow, InvalidLimiter, MinInterval, Store
 from forebay.cli.rules import command
 from forebay.rules import LiveRules, load_rules
 from forebay.testing import ManualClock
-from forebay.web import AddressList, ClientAddress, Rule, canary
+from forebay.web import AddressList, ClientAddress, Deny, Rule, Shed, canary
 from forebay.web.canaries import Chosen
 
 CLIENTS = [f"198.51.100.{number}" for number in range(250)]
@@ -67,6 +67,39 @@ def test_rules_in_code_choose_as_files_do(store: Store) -> None:
     assert set(first.values()) == {"api", "new"}
     exempt = Site("wsgi", canary(Rule(old, key=key, exempt=lambda request: True), new, percent=20))
     assert "ratelimit-policy" not in exempt.request()
+
+
+GAPS = """version = 1
+[limits.old]
+algorithm = "token-bucket"
+rate = "1/second"
+[limits.new]
+algorithm = "token-bucket"
+rate = "2/second"
+[[rules]]
+name = "api"
+limits = ["old"]
+canary = { percent = 20, limits = ["new"] }
+overrides = [{ key = { address = "192.0.2.1" }, limits = ["new"], until = 2999-01-01T00:00:00Z }]
+"""
+
+
+def test_a_rule_and_its_canary_hold_back_as_many_as_one_rule(tmp_path: Path, store: Store) -> None:
+    old, new = MinInterval(store, "old", "1s"), MinInterval(store, "new", "2s")
+    delayed = Rule(old, key=ClientAddress(), delay="9s", most_delayed=1)
+    in_layers = [one for each in canary(delayed, new, percent=20) for one in canary(each, new, percent=5)]
+    for rules in (
+        canary(delayed, new, percent=20),
+        in_layers,
+        load(tmp_path, GAPS + 'delay = "9s"\nmost_delayed = 1\n', store),
+        load(tmp_path, GAPS + 'bytes = "responses"\nmost_held = 1\n', store),
+        LiveRules(TextSource(GAPS + 'delay = "9s"\nmost_delayed = 1\n'), store=store, interval=NEVER).in_force()[1],
+    ):
+        first, *others = [rule.held_back for rule in rules if not isinstance(rule, (Deny, Shed))]
+        assert others
+        assert first.add()
+        assert not any(other.add() for other in others)
+        first.remove()
 
 
 def test_a_client_without_an_address_is_answered_once(store: Store) -> None:

@@ -157,7 +157,7 @@ def test_limit_that_was_removed_long_ago_comes_back_as_new(
     one.change(OTHER)
     clock.advance(2 * 3600)
     # Also if no document came meanwhile. A key's share costs nothing then.
-    monkeypatch.setattr("forebay.rules.live.carrying._Link.bring", crash)
+    monkeypatch.setattr("forebay.rules.live.carrying.Link.bring", crash)
     one.change(document("50/hour", algorithm="token-bucket"))
     assert one.allowed() == 50
     one.change(OTHER)
@@ -360,14 +360,14 @@ def test_a_crash_before_the_mark_charges_once_more(
     one.change(document("10/hour", on_change='"share"'))
     from forebay.rules.live import carrying
 
-    bring = carrying._Link.bring
+    bring = carrying.Link.bring
 
     class Marks:
         def __init__(self, marks: Any) -> None:
             self.peek, self.hit = marks.peek, crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(carrying._Link, "bring", lambda link, key, marks: bring(link, key, Marks(marks)))
+        patch.setattr(carrying.Link, "bring", lambda link, key, marks: bring(link, key, Marks(marks)))
         with pytest.raises(KeyboardInterrupt):
             one.site.request()
     # 4 twice.

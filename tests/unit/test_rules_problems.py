@@ -358,6 +358,11 @@ YAML = "version: 1\nlimits:\n  api: {algorithm: fixed-window, rate: 5/hour}\nrul
         (YAML + "  cost: [\n", "8:1: expected the node content, but found '<stream end>'"),
         (YAML + "# \x07", "7:3: the character '\\x07' isn't allowed in YAML"),
         ("- 1", "1:1: the file is a table, not a list"),
+        (
+            YAML + '  path: "/\\udcff"\n',
+            "7:9: '/\\udcff' has an escape of half a character: write the whole one",
+        ),
+        (YAML + '  "\\ud83d": 1\n', "7:3: '\\ud83d' has an escape of half a character: write the whole one"),
     ],
 )
 def test_mistake_in_yaml_is_found_with_its_place(text: str, expected: str | None) -> None:
@@ -366,6 +371,19 @@ def test_mistake_in_yaml_is_found_with_its_place(text: str, expected: str | None
         assert [line.partition(" is ")[0] for line in found] == ["5:3: 'nmae'", "5:3: rules[0] lacks name: a name"]
     else:
         assert found == [expected]
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("request_id", 'a table such as { field = "Idempotency-Key" }'),
+        ("canary", 'a table such as { percent = 5, limits = ["new"] }'),
+        ("response", 'a table such as { status = 503, body = "Later." }'),
+    ],
+)
+def test_value_in_place_of_a_table_is_refused_with_an_example(word: str, meaning: str) -> None:
+    column = len(word) + 4
+    assert problems(f"{FILE}{word} = 'x'\n") == [f"8:{column}: rules[0].{word} is {meaning}, not 'x'"]
 
 
 BUCKET = 'version = 1\n[limits.api]\nalgorithm = "token-bucket"\nrate = "1 MiB/second"\n'
@@ -493,3 +511,29 @@ def test_message_lists_few_of_many_limits() -> None:
     assert found.endswith(
         "there is no limit 'other': allowed: " + ", ".join(f"l{n:02}" for n in range(30)) + " and 10 more"
     )
+
+
+DEEP = [
+    ("limits.toml", "x = " + "[" * 100_000 + "]" * 100_000),
+    ("limits.toml", "a." * 100_000 + "a = 1"),
+    ("limits.toml", "# don't\n['a' . " + '"a" . ' * 100_000 + "a]"),
+    ("limits.toml", "x = {" + "a." * 100_000 + "a = 1}"),
+    ("limits.yaml", "x: " + "[" * 100_000),
+    ("limits.yaml", "- " * 100_000 + "a"),
+    ("limits.yaml", "? " * 100_000 + "a"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), DEEP, ids=range(len(DEEP)))
+def test_deep_document_is_refused_before_it_takes_time_and_memory(name: str, text: str) -> None:
+    assert problems(text, name) == ["1:1: its lists and tables are nested too deeply"]
+
+
+def test_dots_that_join_no_words_are_not_deep() -> None:
+    dots = "a." * 100
+    words = f'path = \'/{dots}\'\nresponse = {{ body = """{dots}""" }}\n'
+    assert problems(FILE.replace('"api"\n', f'"api"  # {dots}\n') + words) == []
+
+
+def test_only_the_first_thousand_problems_are_found() -> None:
+    assert len(problems(FILE + "".join(f"word{number} = 1\n" for number in range(5000)))) == 1000

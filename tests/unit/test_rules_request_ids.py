@@ -75,7 +75,7 @@ def test_all_limits_of_a_rule_and_an_override_charge_a_retry_once(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("request_id = 5", "8:14: rules[0].request_id is a table, not 5"),
+        ("request_id = 5", "8:14: rules[0].request_id is a table such as"),
         (
             'request_id = { fields = "a" }',
             "8:16: 'fields' is no word of rules[0].request_id: did you mean 'field'? allowed: field, lasts, retries",

@@ -299,6 +299,26 @@ def test_request_bodies_are_read_at_the_rate(slow: TokenBucket, clock: ManualClo
         assert (how, got, clock.now() - begin) == (how, [data], pytest.approx(2.0))
 
 
+def test_line_without_an_end_is_read_in_pieces(store: Store) -> None:
+    """A client that sends no end of line doesn't fill the memory with bytes whose turn hasn't come."""
+    most = []
+
+    class Endless(io.BytesIO):
+        def readline(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+            most.append(size)
+            return super().readline(size)
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return [b"%d" % len(environ["wsgi.input"].readline())]
+
+    uploads = TokenBucket(store, "uploads", "1 MiB/second")
+    site = WSGIMiddleware(app, [ByteRate(uploads, bodies="requests")])
+    environ = wsgi_environ(method="POST") | {"wsgi.input": Endless(b"x" * 200_000)}
+    assert list(site(environ, lambda *_: print)) == [b"200000"]  # type: ignore[arg-type,return-value]
+    assert all(size is not None and 0 < size <= 65_536 for size in most)
+
+
 def test_messages_of_a_request_are_received_at_the_rate(slow: TokenBucket, clock: ManualClock) -> None:
     got = []
 

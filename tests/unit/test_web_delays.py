@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scrapes import scraped
 from web_requests import CLIENT, HeldRequests, Kind, Site, wsgi_environ
 
 from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
@@ -73,6 +74,26 @@ def test_a_delay_stands_beside_other_rules(site: MakeSite, store: Store, clock: 
     assert departures(limited, clock, 3) == [(200, 0.0), (200, 3.0), (200, 6.0)]
     assert jobs.peek(CLIENT, 0).remaining == 1
     assert limited.request()["ratelimit-policy"].startswith('"api";q=5;w=60, "gap"')
+
+
+def test_requests_that_are_held_back_are_counted(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    slow, slower = MinInterval(store, "gap", "1s"), MinInterval(store, "wide", "3s")
+    hidden, few = TokenBucket(store, "hidden", "1/hour"), FixedWindow(store, "few", "4/hour")
+    limited = site([Rule(slow, delay=9), Rule(few), Rule(hidden, delay="9 hours", shadow=True)])
+    delayed = "forebay_delayed_total", "private"
+    assert scraped(store)[delayed] == 0
+    assert departures(limited, clock, 3) == [(200, 0.0), (200, 1.0), (200, 2.0)]
+    assert scraped(store)[delayed] == 2
+    clock.advance(60)
+    assert departures(limited, clock, 2) == [(200, 0.0), (429, 0.0)]
+    assert scraped(store)[delayed] == 2
+    # By each rule that it has still to wait for.
+    both = site([Rule(slow, delay=9), Rule(slower, delay=9)])
+    clock.advance(60)
+    assert departures(both, clock, 2) == [(200, 0.0), (200, 3.0)]
+    assert scraped(store)[delayed] == 4
+    # A count has no key.
+    assert store.stats().limiters["forebay.delayed"].inserted == 0
 
 
 def test_an_uncharged_response_gives_its_place_back(site: MakeSite, store: Store, clock: ManualClock) -> None:

@@ -108,6 +108,9 @@ READS: dict[str, Callable[[Any], bytes]] = {
     "line by line": lambda body: b"".join(body),
     "in lines": lambda body: b"".join(body.readlines()),
     "in parts of lines": lambda body: b"".join(iter(lambda: body.readline(15_000), b"")),
+    "through a buffer": lambda body: io.BufferedReader(body, 10_000).read(),
+    "by lines of a buffer": lambda body: b"".join(io.BufferedReader(body, 10_000)),
+    "as text": lambda body: io.TextIOWrapper(io.BufferedReader(body, 10_000)).read().encode(),
 }
 DATA = (b"x" * 19_999 + b"\n") * 2
 
@@ -158,7 +161,7 @@ def test_lease_is_renewed_while_a_client_sends_its_body(held: Held, clock: Watch
         held.watch()
         got.append(READS[how](environ["wsgi.input"]))
         got.append(environ["wsgi.input"].server_s())
-        assert not hasattr(environ["wsgi.input"], "readinto")
+        assert not hasattr(environ["wsgi.input"], "read1")
         start_response("200 OK", [])
         return [b""]
 
@@ -255,3 +258,32 @@ def test_a_body_whose_leases_are_renewed_can_be_copied(held: Held) -> None:
         return [copied.read()]
 
     assert call_wsgi(WSGIMiddleware(copying, [held.rule]), method="POST", body=b"abc").body == b"abc"
+
+
+def test_input_of_any_server_can_be_buffered(held: Held) -> None:
+    """PEP 3333 has four methods, and some servers' inputs have no others."""
+
+    class Input:
+        def __init__(self) -> None:
+            stream = io.BytesIO(DATA)
+            self.read, self.readline = stream.read, stream.readline
+
+    def reading(environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        with io.TextIOWrapper(io.BufferedReader(environ["wsgi.input"])) as lines:
+            return [line.encode() for line in lines]
+
+    site = WSGIMiddleware(reading, [held.rule])
+    body: Any = site({**wsgi_environ(), "wsgi.input": Input()}, lambda *_: print)  # type: ignore[arg-type,return-value]
+    assert b"".join(body) == DATA
+
+
+def test_request_without_an_input_is_handled(held: Held, slow: TokenBucket) -> None:
+    """As of a test's client, or a server that leaves it out although PEP 3333 has it."""
+    environ = wsgi_environ()
+    del environ["wsgi.input"]
+    site = WSGIMiddleware(app, [held.rule, ByteRate(slow, bodies="requests"), BodyLimit(10)])
+    body: Any = site(environ, lambda status, fields, exc_info=None: None)
+    assert b"".join(body) == b"abc"
+    body.close()
+    assert held.is_free

@@ -118,16 +118,34 @@ def test_shadow_rule_with_a_delay_counts_no_request_as_held_back(site: MakeSite,
     assert TokenBucket(store, "slow", "1/second", burst=1).peek(CLIENT).retry_after_ns == 9_000_000_000
 
 
+@pytest.mark.parametrize("what", ["key", "cost", "tier", "exempt"])
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_default", [False, True])
 def test_error_of_a_shadow_rule_fails_no_request(
-    site: MakeSite, store: Store, caplog: pytest.LogCaptureFixture
+    site: MakeSite,
+    store: Store,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+    is_async: bool,
+    is_default: bool,
 ) -> None:
-    def key(request: Request) -> str:
+    def fail(request: Request) -> Any:
         raise RuntimeError("no such user")
 
-    limited = site([Rule(FixedWindow(store, "new", "1/hour"), key=key, shadow=True)])
+    async def fail_async(request: Request) -> Any:
+        raise RuntimeError("no such user")
+
+    if is_async and site([]).kind == "wsgi":
+        return
+    options: dict[str, Any] = {what: fail_async if is_async else fail}
+    if what == "tier":
+        options["tiers"] = {"internal": None}
+    tried = Rule(FixedWindow(store, "new", "1/hour"), **options, shadow=True, otherwise=is_default)
+    limited = site([tried, Rule(FixedWindow(store, "login", "1/hour"), path="/login")])
     assert statuses(limited, 3) == [200] * 3
     (record,) = caplog.records  # once a minute
     assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], RuntimeError)
     assert "a shadow rule has failed" in record.getMessage()
 
 

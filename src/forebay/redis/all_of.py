@@ -143,8 +143,8 @@ class AllOfCommands:
 
         size = 2 + sum(1 + part.limiter.algorithm.number_count for part in parts)
         command = Command(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
-        # If no permits are held, a cancelled caller's charge stays, as with one limiter.
-        if what is HIT and (comes_back or any(isinstance(part.limiter, ConcurrencyCommands) for part in parts)):
+        # Otherwise a cancelled caller's charge stays, as with one limiter.
+        if what is HIT and (comes_back or any(part.limiter.comes_back for part in parts)):
             command.if_given_up = given_up
         return command
 
@@ -213,6 +213,8 @@ class AllOfCommands:
     ) -> CommandFlow[list[Decision]]:
         parts = self._of_one_request(self.parts(key, cost))
         command = self._judging(HIT, parts)
+        # A retry with the id isn't charged: the charge is its own then.
+        command.if_given_up = None
         if any(part.charge.cost for part in parts):
             remember(command, [part.charge for part in parts], request_id, request_ttl)
         return decisions((yield command))

@@ -15,6 +15,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.algorithms.credits import Credits
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
@@ -200,9 +201,13 @@ class LimiterCommands:
         self._head, self._tail = keyspace.affixes(name, algorithm.suffix)
         self._encode_key = keyspace.encode
         self.size = 3 + algorithm.number_count
-        # The arguments of the usual request. None if each request has arguments of its own.
+        self.comes_back = kind is Credits or kind is Concurrency
+        """Whether the charge of a cancelled caller is given back, as no time brings it back."""
+        # The arguments of the usual request. None if each request has arguments of its own, or may be given up.
         head = HIT, b"0", algorithm.script.encode()
-        self.usual: tuple[bytes | str, ...] | None = (*head, *encode_args(algorithm.unit.arguments))
+        self.usual: tuple[bytes | str, ...] | None = (
+            None if self.comes_back else (*head, *encode_args(algorithm.unit.arguments))
+        )
         self.usual_decision: Callable[[Sequence[int]], Decision] = partial(algorithm.usual_decision, name)
 
     @property
@@ -267,6 +272,8 @@ class LimiterCommands:
         if request_id is not None and charge.cost:
             self.check_request_ids()
             remember(command, [charge], request_id, request_ttl)
+            # A retry with the id isn't charged: the charge is its own then.
+            command.if_given_up = None
         return command
 
     def peek(self, key: Key, cost: Any, rate: str | Rate | None = None, burst: int | None = None) -> Command[Decision]:
@@ -278,8 +285,17 @@ class LimiterCommands:
         one = self.charge_for(key, 1, algorithm)
         # A larger number than the limit may be too large for the script.
         arguments = [min(cost_of(most), algorithm.limit), algorithm.script, *one.arguments]
+
+        def given_up(reply: list[int]) -> CommandFlow[None]:
+            yield from self.refund(key, reply[0])
+
         return Command(
-            script("take_up_to", algorithm.script), [self.key(key)], encode_args(arguments), 2, lambda reply: reply[0]
+            script("take_up_to", algorithm.script),
+            [self.key(key)],
+            encode_args(arguments),
+            2,
+            lambda reply: reply[0],
+            given_up if self.comes_back else None,
         )
 
     def convert(
@@ -408,9 +424,14 @@ class LimiterCommands:
     def _command(
         self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
     ) -> Command[T]:
-        return Command(
-            self.script, [key], [what, b"0", self.algorithm.script, *encode_args(charge.arguments)], size, read
-        )
+        arguments = [what, b"0", self.algorithm.script, *encode_args(charge.arguments)]
+        given_up = partial(self._given_up, key, charge) if self.comes_back and what is HIT else None
+        return Command(self.script, [key], arguments, size, read, given_up)
+
+    def _given_up(self, key: bytes, charge: Charge, reply: list[int]) -> CommandFlow[None]:
+        """Give back the charge of a cancelled caller."""
+        if reply[0] and charge.cost:
+            yield from self.cancel(key, charge, Seen(True, reply[1], reply[3:]))
 
 
 class StaggeredCommands(LimiterCommands):

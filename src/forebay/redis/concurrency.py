@@ -142,7 +142,6 @@ class ConcurrencyCommands(LimiterCommands):
 
     def __init__(self, keyspace: KeySpace, owner: str, name: str, kind: type, spec: LimiterSpec) -> None:
         super().__init__(keyspace, owner, name, kind, spec)
-        self.usual = None
         self._leases = script("concurrency_leases", "concurrency")
         self._once = script("concurrency_once", "concurrency")
         self._processes: dict[int, UnleasedPermits] = {}
@@ -200,14 +199,6 @@ class ConcurrencyCommands(LimiterCommands):
         keys = [key, mark_key([key], [charge], request_id)]
         arguments = [HIT, *encode_args(charge.arguments)]
         return Command(self._once, keys, arguments, self.size, read, partial(self._given_up, key, charge))
-
-    def _command(
-        self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
-    ) -> Command[T]:
-        command = super()._command(what, key, charge, size, read)
-        if what is HIT:
-            command.if_given_up = partial(self._given_up, key, charge)
-        return command
 
     def _given_up(self, key: bytes, charge: Charge, reply: list[int]) -> CommandFlow[None]:
         """Release the permits of a cancelled caller, which never got them."""

@@ -66,6 +66,8 @@ class BaseRedisStore(Generic[E, L, C]):
     """Sends the commands of the store's limiters."""
     keyspace: KeySpace
     """The server and the key names of the limiters' states."""
+    server: str
+    """The server's address, without user and password."""
 
     _limiter: ClassVar[Any]
     _concurrency: ClassVar[Any]
@@ -95,13 +97,13 @@ class BaseRedisStore(Generic[E, L, C]):
         self._policy = checked_policy(when_unavailable, namespace, host, hosts)
         client = client_of(server, timeout)
         timeout_s = timeout_s_of(server, timeout)
-        self._server = server_of(server)
+        self.server = server_of(server)
         self.names = LimiterNames()
         self.keyspace = KeySpace(server_identity_of(server), namespace, is_plain=plain_keys)
         self.executor = make_executor(
             client,
             repr(self),
-            Breaker(host, self._server, timeout_s),
+            Breaker(host, self.server, timeout_s),
             timeout_s,
             owns_client=isinstance(server, str),
             raises_when_unavailable=self._policy.raises,
@@ -147,7 +149,7 @@ class BaseRedisStore(Generic[E, L, C]):
         return self._all_of(self, limiters, fallback)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.namespace!r} at {self._server}>"
+        return f"<{type(self).__name__} {self.namespace!r} at {self.server}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} can't be pickled: make it again from the same URL")

@@ -163,6 +163,7 @@ class _Builder:
         self._file, self._document, self._problems = file, document, problems
         self._store, self._functions, self._is_check = store, functions, is_check
         self._client = ClientAddress()
+        self._has_default = any(rule.otherwise for rule in file.rules)
         self._limiters: dict[str, Any] = {}
         self._request_ids: dict[Path, RequestId] = {}
         # Also of limits with a problem, which have no limiter.
@@ -257,9 +258,9 @@ class _Builder:
             return None
         options["key"] = key_function(key, texts, self._client)
         rules: dict[Effect, Sequence[Rule | ByteRate]] = {}
+        place = object()
         tiers = options["tier"], frozenset(options["tiers"] or ())
-        has_default = any(rule.otherwise for rule in self._file.rules)
-        is_partial = bool(conditions or spec.overrides or spec.canary or (has_default and tiers[1]))
+        is_partial = bool(conditions or spec.overrides or spec.canary or (self._has_default and tiers[1]))
         if any(override.deny for override in spec.overrides):
             rules[DENY] = self._denying(spec, {**options, "exempt": Unless(conditions, overrides, DENY, *tiers)}, path)
         # The rule's own limits come last: if an override ends between these decisions, both hold and not none.
@@ -269,6 +270,9 @@ class _Builder:
             rules[effect] = (
                 self._metering(spec, limiters, of_effect, path) if spec.bytes else self._made(limiters, of_effect, path)
             )
+            for number, one in enumerate(rules[effect]):
+                # Together, the effects of a rule hold back as many requests as one rule may.
+                one.held_back.counted_as = place, number
         return BuiltRule(spec, key, self._explained(conditions, options), overrides, rules)
 
     def _explained(self, conditions: Sequence[Condition], options: Mapping[str, Any]) -> Sequence[Condition]:

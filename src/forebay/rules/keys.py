@@ -53,6 +53,8 @@ class Alternative(ABC):
     word: str
     """As the file writes it, header fields in small letters."""
     is_always_there = False
+    patterns: Sequence[re.Pattern[str]] = ()
+    """A path parameter has some: each has one group, the value."""
 
     @abstractmethod
     def of(self, request: Request) -> Value | None:
@@ -156,10 +158,10 @@ class _PathParameter(Alternative):
         self._name, self._ignore_case = name, ignore_case
         self.word = f"path:{name}"
         flags = re.DOTALL | re.IGNORECASE if ignore_case else re.DOTALL
-        self._patterns = [re.compile(text, flags) for path in paths for text in _with_group(path, name)]
+        self.patterns = [re.compile(text, flags) for path in paths for text in _with_group(path, name)]
 
     def of(self, request: Request) -> Value:
-        found = (pattern.fullmatch(path) for path in request.paths for pattern in self._patterns)
+        found = (pattern.fullmatch(path) for path in request.paths for pattern in self.patterns)
         values = {self._cased(match[1]) for match in found if match}
         return "path", self._name, values.pop() if len(values) == 1 else AMBIGUOUS
 
@@ -232,23 +234,23 @@ class RuleKey:
     """The key of a rule, and its parts."""
 
     def __init__(self, parts: Sequence[Sequence[Alternative]]) -> None:
-        self._parts = parts
+        self.parts = parts
 
     def __call__(self, request: Request) -> Any:
         """A key: that of one part as ``forebay.web``'s key functions have it, else the values of all parts."""
-        if len(self._parts) == 1:
-            return _alone(_first(self._parts[0], request))
-        return tuple(text for part in self._parts for text in _first(part, request))
+        if len(self.parts) == 1:
+            return _alone(_first(self.parts[0], request))
+        return tuple(text for part in self.parts for text in _first(part, request))
 
     def named(self, texts: Mapping[str, str]) -> Any:
         """The key with these values, by the words of its parts. Raises ``ValueError``."""
         given = {_small(word): text for word, text in texts.items()}
-        known = [one.word for part in self._parts for one in part]
+        known = [one.word for part in self.parts for one in part]
         for word in given:
             if word not in known:
                 raise ValueError(f"the rule's key has no part {short_repr(word)}: {did_you_mean(word, known)}")
         values: list[Value] = []
-        for part in self._parts:
+        for part in self.parts:
             named = [one for one in part if one.word in given]
             if isinstance(part[0], _Constant) and not named:
                 values.append(part[0].value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from forebay.urls import connect, connect_async
 from forebay.web import ByteRate, Deny, Request, Rule, Shed
 from forebay.web.functions import check_function, has_to_be_awaited
 
-__all__ = ["check", "check_functions", "check_store", "load_rules"]
+__all__ = ["Loaded", "check", "check_functions", "check_store", "load_built", "load_rules"]
 
 
 def load_rules(
@@ -50,9 +51,24 @@ def load_rules(
     check_functions(tier, user)
     if store is not None:
         check_store(store)
+    loaded = load_built(path, store, Functions(tier, user), in_loop=in_loop)
+    return [rule for one in loaded.built for rules in one.rules.values() for rule in rules]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rule file, and its limiters and rules in their store."""
+
+    spec: RuleFile
+    document: Document
+    store: Any
+    built: list[Built]
+
+
+def load_built(path: str | os.PathLike[str], store: Any, functions: Functions, *, in_loop: bool) -> Loaded:
+    """As ``load_rules``, which has checked the arguments."""
     file = os.fspath(path)
     problems = Problems(file)
-    functions = Functions(tier, user)
     spec, document, _ = check(file, Path(file).read_bytes(), functions)
     if bool(spec.store) == (store is not None):
         problems.add(
@@ -77,7 +93,7 @@ def load_rules(
             # There is no connection yet.
             closing.close()
         raise
-    return [rule for one in built for rules in one.rules.values() for rule in rules]
+    return Loaded(spec, document, store, built)
 
 
 def check_functions(tier: Any, user: Any) -> None:

@@ -179,6 +179,9 @@ class Response(_Part):
     headers: dict[str, Annotated[str, Meta(description="the text of a header field")]] | UnsetType = UNSET
 
 
+ResponseTable: TypeAlias = Annotated[Response, Meta(description='a table such as { status = 503, body = "Later." }')]
+
+
 class _ShedderPart(_Part, kw_only=True):
     """A load shedder, and the requests that it is for."""
 
@@ -192,7 +195,7 @@ class _ShedderPart(_Part, kw_only=True):
     path: PathText | Annotated[list[PathText], Meta(min_length=1)] | UnsetType = UNSET
     methods: MethodText | Annotated[list[MethodText], Meta(min_length=1)] | UnsetType = UNSET
     ignore_case: Switch | UnsetType = UNSET
-    response: Response | UnsetType = UNSET
+    response: ResponseTable | UnsetType = UNSET
     retry_after: DurationText | UnsetType = UNSET
     lease: DurationText | UnsetType = UNSET
 
@@ -309,7 +312,7 @@ class FileDeny(_Part):
     methods: MethodText | Annotated[list[MethodText], Meta(min_length=1)] | UnsetType = UNSET
     ignore_case: Switch | UnsetType = UNSET
     until: Time | UnsetType = UNSET
-    response: Response | UnsetType = UNSET
+    response: ResponseTable | UnsetType = UNSET
 
 
 class FileRule(_Part):
@@ -336,17 +339,19 @@ class FileRule(_Part):
     cost: Count = 1
     charge_on: Annotated[list[StatusText], Meta(min_length=1)] | UnsetType = UNSET
     ban: Name | UnsetType = UNSET
-    request_id: RequestIdPart | UnsetType = UNSET
+    request_id: (
+        Annotated[RequestIdPart, Meta(description='a table such as { field = "Idempotency-Key" }')] | UnsetType
+    ) = UNSET
     delay: DurationText | UnsetType = UNSET
     most_delayed: Count | UnsetType = UNSET
     bytes: Literal["responses", "requests"] | UnsetType = UNSET
     after: SizeText | UnsetType = UNSET
     most_wait: DurationText | UnsetType = UNSET
     most_held: Count | UnsetType = UNSET
-    response: Response | UnsetType = UNSET
+    response: ResponseTable | UnsetType = UNSET
     shadow: Switch = False
     otherwise: Switch = False
-    canary: Canary | UnsetType = UNSET
+    canary: Annotated[Canary, Meta(description='a table such as { percent = 5, limits = ["new"] }')] | UnsetType = UNSET
     overrides: list[Override] = []
 
 

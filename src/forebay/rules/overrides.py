@@ -41,32 +41,32 @@ class Overrides:
     """The overrides of a rule by key, and its canary."""
 
     def __init__(self, key: RuleKey, by_key: Mapping[Any, Override], rule: FileRule) -> None:
-        self._key, self._by_key = key, by_key
+        self._key, self.by_key = key, by_key
         self._until_s = {each: override.until.timestamp() for each, override in by_key.items()}
         self._canary = tuple(rule.canary.limits) if rule.canary else ()
-        self._chosen = Chosen(rule.canary.percent, rule.name) if rule.canary else None
+        self.chosen = Chosen(rule.canary.percent, rule.name) if rule.canary else None
 
     def effect(self, request: Request) -> Effect:
         """The effect on the request's key: an override, the limits of the canary, or the rule's own. O(1)."""
         override = self.active(request)
-        if override is not None or self._chosen is None:
+        if override is not None or self.chosen is None:
             return effect_of(override)
         try:
-            return self._canary if self._key(request) in self._chosen else None
+            return self._canary if self._key(request) in self.chosen else None
         except UnknownPeer:
             # The rule answers it.
             return None
 
     def active(self, request: Request) -> Override | None:
         """The override of the request's key, unless its time is over. O(1)."""
-        if not self._by_key:
+        if not self.by_key:
             return None
         try:
             key = self._key(request)
         except UnknownPeer:
             # The rule answers it.
             return None
-        override = self._by_key.get(key)
+        override = self.by_key.get(key)
         return override if override is not None and time.time() < self._until_s[key] else None
 
 

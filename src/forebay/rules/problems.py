@@ -13,6 +13,7 @@ __all__ = ["Problems", "allowed", "did_you_mean", "near_match"]
 
 SHOWN: Final = 30
 """The most names that a message lists."""
+MOST: Final = 1000
 
 
 class Problems:
@@ -27,9 +28,12 @@ class Problems:
         return len(self._found)
 
     def add(self, place: Place, message: str) -> None:
+        """Raises ``InvalidRuleFile`` if there are so many that nobody reads them all."""
         problem = RuleFileProblem(place.line, place.column, message)
         if problem not in self._found:
             self._found.append(problem)
+        if len(self._found) == MOST:
+            self.raise_if_any()
 
     def raise_if_any(self) -> None:
         """Raises ``InvalidRuleFile`` with all problems so far, in their order in the file."""

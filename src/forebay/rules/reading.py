@@ -103,7 +103,7 @@ class _Checker:
         elif isinstance(kind, inspect.UnionType):
             self._check_union(value, kind, path)
         elif isinstance(kind, inspect.StructType):
-            self._check_struct(value, kind, path)
+            self._check_struct(value, kind, path, meaning)
         elif isinstance(kind, inspect.DictType):
             self._check_dict(value, kind, path, meaning)
         elif isinstance(kind, inspect.ListType):
@@ -153,9 +153,9 @@ class _Checker:
         else:
             self._check_struct({k: v for k, v in value.items() if k != field}, by_tag[value[field]], path)
 
-    def _check_struct(self, value: Any, kind: Any, path: Path) -> None:
+    def _check_struct(self, value: Any, kind: Any, path: Path, meaning: str = "") -> None:
         if not isinstance(value, dict):
-            self._refuse(value, path, "a table")
+            self._refuse(value, path, meaning or "a table")
             return
         fields = {field.encode_name: field for field in kind.fields}
         where = (path_text(path) or "the file") + (f" ({kind.tag})" if kind.tag else "")

@@ -19,12 +19,17 @@ _STRING: Final = r'"""(?:\\.|[^\\])*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:\\.|[^"
 _KEY: Final = re.compile(rf"{_STRING}|[A-Za-z0-9_-]+", re.DOTALL)
 # A time may follow its date after a space.
 _SCALAR: Final = re.compile(rf"{_STRING}|[^\s,\]}}#]+(?: \d\d:[^\s,\]}}#]+)?", re.DOTALL)
+_NO_KEY: Final = re.compile(rf"#[^\n]*|{_STRING}", re.DOTALL)
+# Far more than any table of a rule file has. The time and memory of a dotted key grow with the square of its words.
+_LONG_KEY: Final = re.compile(r"(?:\.[^.,=\[\]{}\n]*){32}")
 _ERROR_PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)\Z")
 
 
 def read_toml(text: str) -> Document:
     """Raises ``InvalidSyntax``."""
     text = text.replace("\r\n", "\n")
+    if _LONG_KEY.search(_NO_KEY.sub(" ", text)):
+        raise RecursionError
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

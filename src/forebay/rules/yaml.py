@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from forebay.errors import short_repr
 from forebay.extras import Needs
 from forebay.rules.places import Document, InvalidSyntax, Path, Place, at
 
@@ -19,15 +20,22 @@ with Needs("rules", __name__):
 __all__ = ["read_yaml"]
 
 _CONSTANTS: Final[dict[str, Any]] = {"true": True, "false": False}
+# Far more than a rule file has. A parser's time grows with the square of it.
+_MOST_DEPTH: Final = 32
 _EMPTY: Final = ("", "null", "~")
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,1000}", re.ASCII)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NUMBER: Final = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?", re.ASCII)
 
 
 def read_yaml(text: str) -> Document:
     """Raises ``InvalidSyntax``."""
     try:
+        depth = 0
         for event in yaml.parse(text, Loader=yaml.BaseLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_DEPTH:
+                raise RecursionError
             if getattr(event, "anchor", None) is not None:
                 raise InvalidSyntax(
                     _place(event.start_mark), "rule files have no anchors and aliases: repeat the value"
@@ -61,7 +69,7 @@ def _data(node: Any, path: Path, words: dict[Path, Place], values: dict[Path, Pl
         word_place = _place(word_node.start_mark)
         if not isinstance(word_node, yaml.ScalarNode) or word_node.tag != "tag:yaml.org,2002:str":
             raise InvalidSyntax(word_place, "a word before a colon is text")
-        word = word_node.value
+        word = _text(word_node, word_place)
         if word in found:
             first = words[(*path, word)]
             raise InvalidSyntax(word_place, f"{word!r} is here twice, first in line {first.line}: leave one out")
@@ -70,8 +78,15 @@ def _data(node: Any, path: Path, words: dict[Path, Place], values: dict[Path, Pl
     return found
 
 
-def _scalar(node: Any, place: Place) -> Any:
+def _text(node: Any, place: Place) -> str:
     text: str = node.value
+    if _SURROGATE.search(text):
+        raise InvalidSyntax(place, f"{short_repr(text)} has an escape of half a character: write the whole one")
+    return text
+
+
+def _scalar(node: Any, place: Place) -> Any:
+    text = _text(node, place)
     if node.style is not None:
         return text
     if text in _EMPTY:

@@ -22,18 +22,25 @@ class Chosen:
     """Whether a key is among `percent` of all keys. *Threads*, *fork*: safe. O(length of the key), about 1 us.
 
     `salt` keys the hash, so that other rules choose other keys. A key that is chosen stays chosen when the percentage
-    grows.
+    grows. A key is chosen if its hash, with `salt` as the hash's key, is below `below` of 2**32. The decision server
+    chooses by the same numbers.
     """
 
     def __init__(self, percent: float, salt: str) -> None:
         self.percent = percent
-        self._below = round(checked_percent(percent) / 100 * PARTS)
-        self._salt = blake2b(salt.encode(errors="surrogatepass")).digest()
+        self.below = round(checked_percent(percent) / 100 * PARTS)
+        self.salt = blake2b(salt.encode(errors="surrogatepass")).digest()
 
     def __contains__(self, key: Any) -> bool:
-        data = repr(key).encode(errors="surrogatepass")
-        digest = blake2b(data, key=self._salt, digest_size=4).digest()
-        return int.from_bytes(digest) < self._below
+        digest = blake2b(_bytes_of(key), key=self.salt, digest_size=4).digest()
+        return int.from_bytes(digest) < self.below
+
+
+def _bytes_of(key: Any) -> bytes:
+    """Text, or several texts, as any language writes them, and other keys as Python does."""
+    if isinstance(key, tuple) and all(isinstance(part, str) for part in key):
+        key = "\0".join(key)
+    return (key if isinstance(key, str) else repr(key)).encode(errors="surrogatepass")
 
 
 def canary(rule: Rule, limiter: Any, *, percent: float) -> list[Rule]:
@@ -55,10 +62,14 @@ def canary(rule: Rule, limiter: Any, *, percent: float) -> list[Rule]:
     if rule.exempt is not None and not callable(rule.exempt):
         raise InvalidLimiter(f"the rule of {rule.limiter!r} exempts addresses: write a function for exempt")
     chosen = Chosen(percent, getattr(rule.limiter, "name", ""))
-    return [
+    both = [
         dataclasses.replace(rule, exempt=_Other(rule.exempt, key, chosen, is_for_chosen=False)),
         dataclasses.replace(rule, limiter=limiter, exempt=_Other(rule.exempt, key, chosen, is_for_chosen=True)),
     ]
+    for one in both:
+        # Together, they hold back as many requests as the rule may.
+        one.held_back.counted_as = rule.held_back.counted_as
+    return both
 
 
 class _Other:

@@ -63,9 +63,10 @@ def with_defaults(choices: Sequence[Choice], methods: tuple[str, ...], paths: tu
 class _Default:
     """A default rule that is for a request unless one of these conditions holds."""
 
-    __slots__ = ("_conditions", "_rule")
+    __slots__ = ("_conditions", "_rule", "shadow")
 
     def __init__(self, rule: Rule, conditions: Sequence[Callable[[Request], bool]]) -> None:
+        self.shadow = rule.shadow
         self._rule, self._conditions = rule, conditions
 
     def exempts(self, request: Request, client: KeyFunction) -> bool:

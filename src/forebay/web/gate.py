@@ -25,7 +25,7 @@ from forebay.web.patterns import PatternSet, UnseenPaths
 from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, Shed, check_event_loop, kind_of, with_tiers
-from forebay.web.shadow import ShadowedPlan
+from forebay.web.shadow import FailureLog, ShadowedPlan
 from forebay.web.sheds import Sheds
 from forebay.web.store_errors import WhenUnavailable, checked_when_unavailable
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
@@ -92,6 +92,7 @@ class Gate:
         self.given_body_limits = self.body_limits
         """Also if limits are switched off."""
         self._denies = tuple(deny for deny in self.given if isinstance(deny, Deny))
+        self._failures = FailureLog()
         self.client = PEERS if client is None else client
         if client is not None:
             check_function("client is a ClientAddress or another key function", client)
@@ -195,7 +196,15 @@ class Gate:
     async def _resolve(self, resolved: Any) -> None:
         """Await what chooses the rules."""
         methods, paths = resolved.methods, resolved.paths
-        await resolved.resolve(function for rule, function in self._awaited_first if rule.where.matches(methods, paths))
+        for rule, function in self._awaited_first:
+            if rule.where.matches(methods, paths):
+                try:
+                    await resolved.resolve([function])
+                except Exception:
+                    # Without its result the rule is left out.
+                    if not rule.shadow:
+                        raise
+                    self._failures.log(rule)
 
     def max_body_bytes(self, request: Request) -> int | None:
         if not self._sizes:
@@ -250,8 +259,13 @@ class Gate:
             if self._unseen.unseen:
                 self._unseen.observe(methods, paths)
             for rule, bit, bits in self._matching(methods, paths):
-                if not rule.exempts(request, self.client):
-                    matching |= bits.get(rule.tier_of(request), bit) if bits else bit
+                try:
+                    if not rule.exempts(request, self.client):
+                        matching |= bits.get(rule.tier_of(request), bit) if bits else bit
+                except Exception:
+                    if not rule.shadow:
+                        raise
+                    self._failures.log(rule)
         return self._plans[matching] if matching in self._plans else self._plan_of(matching)
 
     def _matching(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> list[_Choice]:
@@ -293,7 +307,7 @@ class Gate:
         shadows = [self._plan_with([rule]) for rule in rules if rule.shadow]
         enforced = [rule for rule in rules if not rule.shadow]
         plan = self._plan_with(enforced) if enforced else None
-        self._plans[matching] = found = ShadowedPlan(plan, shadows) if shadows else plan
+        self._plans[matching] = found = ShadowedPlan(plan, shadows, self._failures) if shadows else plan
         return found
 
     def _plan_with(self, rules: list[Rule]) -> Plan | BanPlan:

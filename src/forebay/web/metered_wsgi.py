@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from forebay.web.byte_rates import Meters
+from forebay.web.inputs import READ_AT_ONCE, PiecewiseInput
 from forebay.web.metering import Meter
 from forebay.web.renewals import Renewals, renew_while_reading, renewals_of
 from forebay.web.request import Environ
 
 __all__ = ["MeteredApplication"]
 
-READ_AT_ONCE: Final = 65536
 StartResponse = Callable[..., Callable[[bytes], object]]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
@@ -30,7 +30,7 @@ class MeteredApplication:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         reading, sending = self._meters
         renewals = renewals_of(environ)
-        if reading is not None:
+        if reading is not None and environ.get("wsgi.input") is not None:
             renew_while_reading(environ, renewals)
             environ["wsgi.input"] = _MeteredInput(environ["wsgi.input"], reading, renewals)
         return _MeteredResponse(self._app, environ, start_response, reading, sending, renewals)
@@ -95,32 +95,17 @@ class _MeteredResponse:
             meter.end()
 
 
-class _MeteredInput:
+class _MeteredInput(PiecewiseInput):
     """A request's body, which is read no faster than its meter allows."""
 
     def __init__(self, body: Any, meter: Meter, renewals: Renewals) -> None:
-        self._body, self._meter, self._renewals = body, meter, renewals
+        super().__init__(body)
+        self._meter, self._renewals = meter, renewals
 
-    def _metered(self, part: bytes) -> bytes:
-        for _ in self._meter.pieces(part, self._renewals):
-            pass
-        return part
-
-    def read(self, size: int | None = -1) -> bytes:
-        parts = []
-        left = size if size is not None and size >= 0 else None
+    def _most_at_once(self) -> int:
         # At most so much is in memory whose turn hasn't come.
-        while left != 0 and (part := self._body.read(READ_AT_ONCE if left is None else min(left, READ_AT_ONCE))):
-            parts.append(self._metered(part))
-            left = None if left is None else left - len(part)
-        return b"".join(parts)
+        return READ_AT_ONCE
 
-    def readline(self, size: int | None = -1) -> bytes:
-        return self._metered(self._body.readline(-1 if size is None else size))
-
-    def readlines(self, hint: int | None = None) -> list[bytes]:
-        return list(self)
-
-    def __iter__(self) -> Iterator[bytes]:
-        while line := self.readline():
-            yield line
+    def _came(self, piece: bytes) -> None:
+        for _ in self._meter.pieces(piece, self._renewals):
+            pass

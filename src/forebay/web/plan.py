@@ -198,7 +198,7 @@ class Plan:
             if not rule.held_back.add():
                 reservation.cancel()
                 return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
-            cleanup.turns.append(Turn(limiter.store, reservation, rule.held_back))
+            cleanup.turns.append(Turn(limiter.store, reservation, rule.held_back, rule.count_delayed))
         cleanup.reserved.append((rule, reservation))
         decision: Decision = limiter.peek(key, 0)
         return decision

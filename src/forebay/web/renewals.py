@@ -8,16 +8,16 @@ whichever of them waits. A handler that computes renews nothing, nor does a read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import Any, Final, Protocol
 
+from forebay.web.inputs import READ_AT_ONCE, PiecewiseInput
 from forebay.web.request import Environ
 
 __all__ = ["RENEWALS", "Renewals", "renew_while_reading", "renewals_of"]
 
 RENEWALS: Final = "forebay.renewals"
 """The key in the environment, and in the scope of ASGI."""
-READ_AT_ONCE: Final = 65536
 HELD_READ_AT_ONCE: Final = 4096
 """Bytes of one read while a lease is held: the thread can't renew until the client has sent them."""
 LEAST_SLICE_S: Final = 0.001
@@ -77,54 +77,21 @@ def renewals_of(native: MutableMapping[str, Any]) -> Renewals:
 
 def renew_while_reading(environ: Environ, renewals: Renewals) -> None:
     """Let the application read the request's body in pieces. A second call does nothing."""
-    if not renewals.reads:
+    if not renewals.reads and (body := environ.get("wsgi.input")) is not None:
         renewals.reads = True
-        environ["wsgi.input"] = _Input(environ["wsgi.input"], renewals)
+        environ["wsgi.input"] = _Input(body, renewals)
 
 
-class _Input:
+class _Input(PiecewiseInput):
     """A request's body. Between the pieces that it is read in, the leases are renewed."""
 
     def __init__(self, body: Any, renewals: Renewals) -> None:
-        self._body, self._renewals = body, renewals
+        super().__init__(body)
+        self._renewals = renewals
 
-    def __getattr__(self, name: str) -> Any:
-        # Some applications look for more than PEP 3333 has, as for the socket. None reads past the renewals.
-        # A copy has no body yet when it is asked for names with an underscore.
-        if name.startswith(("read", "_")):
-            raise AttributeError(f"a request's body has no {name} while leases are renewed", name=name)
-        return getattr(self._body, name)
-
-    def read(self, size: int | None = -1) -> bytes:
-        return b"".join(self._pieces(self._body.read, size))
-
-    def readline(self, size: int | None = -1) -> bytes:
-        parts = []
-        for part in self._pieces(self._body.readline, size):
-            parts.append(part)
-            if part.endswith(b"\n"):
-                break
-        return b"".join(parts)
-
-    def _pieces(self, read: Callable[[int], bytes], size: int | None) -> Iterator[bytes]:
-        """The results of `read` until the end, or until they have `size` bytes."""
-        left = math.inf if size is None or size < 0 else size
+    def _most_at_once(self) -> int:
         self._renewals.renew()
-        while left > 0:
-            at_once = HELD_READ_AT_ONCE if self._renewals.slice_s < math.inf else READ_AT_ONCE
-            asked = int(min(left, at_once))
-            part = read(asked)
-            self._renewals.renew()
-            if part:
-                yield part
-            # Without a size, a server may return less than it was asked for before the end.
-            if not part or (left < math.inf and len(part) < asked):
-                return
-            left -= len(part)
+        return HELD_READ_AT_ONCE if self._renewals.slice_s < math.inf else READ_AT_ONCE
 
-    def readlines(self, hint: int | None = None) -> list[bytes]:
-        return list(self)
-
-    def __iter__(self) -> Iterator[bytes]:
-        while line := self.readline():
-            yield line
+    def _came(self, piece: bytes) -> None:
+        self._renewals.renew()

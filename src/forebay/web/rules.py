@@ -17,6 +17,7 @@ from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.all_of import AllOf
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, short_repr
+from forebay.own_counts import DELAYED, own_count
 from forebay.rate import NS, Duration, as_delay_ns
 from forebay.shedding.shedder import Shedder
 from forebay.web.addresses import AddressList
@@ -202,6 +203,8 @@ class Rule:
     """For each of `tiers` the rule with its limiter, or None."""
     delay_ns: int | None = field(init=False, repr=False)
     held_back: HeldBack = field(init=False, repr=False, compare=False)
+    count_delayed: Callable[[], object] | None = field(init=False, repr=False, compare=False)
+    """Counts a request that this rule holds back; None without a `delay`, or if the store is closed."""
 
     def __post_init__(self) -> None:
         limiter: Any = self.limiter
@@ -252,6 +255,10 @@ class Rule:
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
         object.__setattr__(self, "delay_ns", self._checked_delay_ns())
         object.__setattr__(self, "held_back", HeldBack(self.most_delayed))
+        # A rule of a closed store holds nothing back: a gate answers by its `when_unavailable`.
+        has_count = self.delay_ns is not None and not limiter.store.closed
+        count = own_count(limiter.store, DELAYED) if has_count else None
+        object.__setattr__(self, "count_delayed", count)
         object.__setattr__(self, "by_tier", self._rules_by_tier())
 
     def _checked_delay_ns(self) -> int | None:

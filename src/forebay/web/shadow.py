@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from typing import Final
+from typing import Any
 
 from forebay.seldom import Seldom
 from forebay.web.ban_plan import BanPlan
@@ -15,20 +15,32 @@ from forebay.web.plan import Plan
 from forebay.web.request import Request
 from forebay.web.rules import Denial
 
-__all__ = ["ShadowedPlan"]
+__all__ = ["FailureLog", "ShadowedPlan"]
 
-_log_turns: Final = Seldom(LOG_EVERY_S)
+
+class FailureLog:
+    """Logs errors of the shadow rules of one gate, once a minute for each rule and each plan."""
+
+    def __init__(self) -> None:
+        self._turns = Seldom(LOG_EVERY_S)
+
+    def log(self, shadow: Any) -> None:
+        """Log the error that is being handled: that of a shadow rule, or of its plan, which both live with the gate."""
+        if self._turns.is_due(id(shadow)):
+            log.exception("a shadow rule has failed; the request is handled all the same")
 
 
 class ShadowedPlan:
     """A plan, or None, and a plan for each shadow rule. They decide one by one about a request that the first admits.
 
-    A shadow rule fails no request: its denial is logged, and so is an error of its `key` or `cost`, once a minute for
-    each rule. The permits that it takes come back with the request's own.
+    A shadow rule fails no request: its denial is logged, and so is an error of its functions. The permits that it takes
+    come back with the request's own.
     """
 
-    def __init__(self, enforced: Plan | BanPlan | None, shadows: Sequence[Plan | BanPlan]) -> None:
-        self._enforced, self._shadows = enforced, shadows
+    def __init__(
+        self, enforced: Plan | BanPlan | None, shadows: Sequence[Plan | BanPlan], failures: FailureLog
+    ) -> None:
+        self._enforced, self._shadows, self._failures = enforced, shadows, failures
 
     def admit(self, request: Request) -> Passage | Denial | None:
         """As a plan's; None if no rule is enforced, and nothing has to be released."""
@@ -36,7 +48,7 @@ class ShadowedPlan:
         if isinstance(passage, Denial):
             return passage
         for shadow in self._shadows:
-            with _failing_alone(shadow, passage):
+            with _failing_alone(self._failures, shadow, passage):
                 passage = _joined(request, passage, shadow.admit(request))
         return passage
 
@@ -46,7 +58,7 @@ class ShadowedPlan:
         if isinstance(passage, Denial):
             return passage
         for shadow in self._shadows:
-            with _failing_alone(shadow, passage):
+            with _failing_alone(self._failures, shadow, passage):
                 passage = _joined(request, passage, await shadow.admit_async(request))
         return passage
 
@@ -72,13 +84,12 @@ def _joined(request: Request, passage: Passage | None, decided: Passage | Denial
 
 
 @contextlib.contextmanager
-def _failing_alone(shadow: Plan | BanPlan, passage: Passage | None) -> Generator[None]:
+def _failing_alone(failures: FailureLog, shadow: Plan | BanPlan, passage: Passage | None) -> Generator[None]:
     """Log an error of the block. If the block is interrupted or cancelled instead, roll `passage` back."""
     try:
         yield
     except Exception:
-        if _log_turns.is_due(id(shadow)):
-            log.exception("a shadow rule has failed; the request is handled all the same")
+        failures.log(shadow)
     except BaseException:
         if passage is not None and passage.cleanup is not None:
             passage.cleanup.roll_back()

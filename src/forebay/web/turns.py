@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final
 
 from forebay import forking
@@ -32,32 +32,31 @@ class HeldBack:
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        self._counted_as: Hashable = self
-
-    def count_as(self, place: Hashable) -> None:
-        """Count together with all of this process that have the same place: a rule in its versions. Call it first."""
-        self._counted_as = place
+        self.counted_as: Hashable = self
+        """All of this process that have the same one count together: a rule in its versions, a canary and its rule.
+        Set it first.
+        """
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another one at the moment."""
-        return _counts.get(self._counted_as, 0) >= self._bound()
+        return _counts.get(self.counted_as, 0) >= self._bound()
 
     def add(self) -> bool:
         """Count a request; False if there is no room for it. ``remove`` ends each that was counted."""
         most = self._bound()
         with _lock:
-            count = _counts.get(self._counted_as, 0)
+            count = _counts.get(self.counted_as, 0)
             if count >= most:
                 return False
-            _counts[self._counted_as] = count + 1
+            _counts[self.counted_as] = count + 1
             return True
 
     def remove(self) -> None:
         with _lock:
-            count = _counts.pop(self._counted_as, 0)
+            count = _counts.pop(self.counted_as, 0)
             if count > 1:
-                _counts[self._counted_as] = count - 1
+                _counts[self.counted_as] = count - 1
 
     def _bound(self) -> int:
         return self._most or (MOST_IN_LOOP if _is_in_loop() else MOST_IN_THREADS)
@@ -88,15 +87,29 @@ def _is_in_loop() -> bool:
 class Turn:
     """The booked time of one request, which `held_back` has counted."""
 
-    __slots__ = ("_held_back", "_reservation", "_store")
+    __slots__ = ("_count", "_held_back", "_reservation", "_store")
 
-    def __init__(self, store: Store, reservation: Reservation, held_back: HeldBack) -> None:
-        self._store, self._reservation, self._held_back = store, reservation, held_back
+    def __init__(
+        self,
+        store: Store,
+        reservation: Reservation,
+        held_back: HeldBack,
+        count: Callable[[], object] | None = None,
+    ) -> None:
+        """`count` is called once if the request is not due when it begins to wait."""
+        self._store, self._reservation, self._held_back, self._count = store, reservation, held_back, count
 
     @property
     def left_ns(self) -> int:
         """Nanoseconds until it is due, at least 0."""
         return max(self._reservation.due_ns - self._store.now_ns(), 0)
+
+    def begin(self) -> int:
+        """Begin to wait. Returns ``left_ns``."""
+        left_ns = self.left_ns
+        if left_ns and self._count is not None:
+            self._count()
+        return left_ns
 
     def advance_clock(self, duration_ns: int) -> bool:
         """Advance a manual clock. False: the store has another clock, so the caller sleeps."""
@@ -120,7 +133,7 @@ def sleeps_until_due(turns: Iterable[Turn], renewals: Renewals) -> Iterator[floa
     The stores of the turns may have different clocks.
     """
     for turn in turns:
-        left_ns = turn.left_ns
+        left_ns = turn.begin()
         if left_ns:
             renewals.renew()
         while left_ns:

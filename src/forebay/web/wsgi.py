@@ -10,6 +10,7 @@ from forebay.web.answers import body_too_large, status_line
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.fastpath import Passage, WSGIFastPath
 from forebay.web.gate import Gate
+from forebay.web.inputs import READ_AT_ONCE, PiecewiseInput
 from forebay.web.live_gate import VersionedRules, limit_path
 from forebay.web.metered_wsgi import MeteredApplication
 from forebay.web.native_requests import WSGIRequest
@@ -209,7 +210,9 @@ class _WithBodyLimit:
         self.app, self.max_bytes = app, max_bytes
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        body = environ["wsgi.input"] = _LimitedBody(environ["wsgi.input"], self.max_bytes)
+        if (given := environ.get("wsgi.input")) is None:
+            return self.app(environ, start_response)
+        body = environ["wsgi.input"] = _LimitedBody(given, self.max_bytes)
         return _ResponseOrTooLarge(self.app, environ, start_response, body, body_too_large(self.max_bytes))
 
 
@@ -268,38 +271,24 @@ class _ResponseOrTooLarge:
             close()
 
 
-class _LimitedBody:
+class _LimitedBody(PiecewiseInput):
     """A request's body that can't be read beyond its limit."""
 
     def __init__(self, body: Any, max_bytes: int) -> None:
-        self._body, self._left = body, max_bytes
+        super().__init__(body)
+        self._left = max_bytes
         self.is_exceeded = False
 
-    def _counted(self, part: bytes) -> bytes:
-        self._left -= len(part)
+    def _most_at_once(self) -> int:
+        self._check()
+        # One byte more than the limit shows that there is more.
+        return min(self._left + 1, READ_AT_ONCE)
+
+    def _came(self, piece: bytes) -> None:
+        self._left -= len(piece)
+        self._check()
+
+    def _check(self) -> None:
         if self._left < 0:
             self.is_exceeded = True
             raise BodyTooLarge(f"the body is larger than its limit, by {-self._left} bytes or more")
-        return part
-
-    def _size(self, size: int | None) -> int:
-        """At most one byte more than the limit: it shows that there is more."""
-        return self._left + 1 if size is None or size < 0 else min(size, self._left + 1)
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size >= 0:
-            return self._counted(self._body.read(self._size(size)))
-        parts = []
-        while part := self._counted(self._body.read(min(self._left + 1, 65536))):
-            parts.append(part)
-        return b"".join(parts)
-
-    def readline(self, size: int | None = -1) -> bytes:
-        return self._counted(self._body.readline(self._size(size)))
-
-    def readlines(self, hint: int | None = None) -> list[bytes]:
-        return list(self)
-
-    def __iter__(self) -> Iterator[bytes]:
-        while line := self.readline():
-            yield line

@@ -182,7 +182,7 @@ class BaseLeasedAllOf(Operated[E], Generic[E]):
             look = part.permits.look(keys[i], costs[i])
             seen.append(look)
             if look is not None and not look.allowed:
-                part.permits.count_denied()
+                part.permits.count_denied(part.permits.tag(keys[i]))
                 decisions[i] = look
                 denied = True
         charges: list[Reservation | LeasedCharge] = []

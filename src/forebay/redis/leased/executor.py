@@ -187,7 +187,8 @@ class LeaseExecutor(LeaseExecutorBase):
                     step = steps.send(None)
                     continue
                 try:
-                    result = self.redis.execute(cast(Command[Any], step))
+                    # A string, as CPython 3.12 imports a module to make the type, which it can't while it ends.
+                    result = self.redis.execute(cast("Command[Any]", step))
                 except BaseException as error:
                     step = steps.throw(error)
                 else:

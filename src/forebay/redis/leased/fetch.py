@@ -164,6 +164,7 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Outcome | None]:
     terms: Terms = permits.terms
     sent_ns = permits.now_ns()
     granted = yield terms.charge(terms.place(key), cost)
+    terms.count_fetch()
     tag = permits.tag(key)
     left, _, _ = permits.left(tag)
     if granted.permits:
@@ -201,11 +202,11 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
         has_waited = were_others_let_in and time.monotonic() - since_s > LONG_S
         slot, until_ns, seen, size = permits.enter(tag, cost, has_waited)
         if slot == FULL and until_ns == 0:
-            return without_room(permits, 0)
+            return without_room(permits, tag, 0)
         if slot in (CLOSED, FULL):
             retry_ns = until_ns - permits.now_ns()
             if retry_ns > 0:
-                return denied(permits, tag, retry_ns) if slot == CLOSED else without_room(permits, retry_ns)
+                return denied(permits, tag, retry_ns) if slot == CLOSED else without_room(permits, tag, retry_ns)
             continue
         if slot == BUSY:
             busy_until_ns = busy_until_ns or until_ns
@@ -261,7 +262,7 @@ def fetched(
             return allowed(permits, tag)
         begun = permits.begin(tag)
         if begun is None:
-            return without_room(permits, 0 if terms.on_full == "allow" else terms.pause_ns)
+            return without_room(permits, tag, 0 if terms.on_full == "allow" else terms.pause_ns)
         generation, now_ns, stamp_us, left, unspent, was_end_ns = begun
         wanted_size = (
             0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns, now_ns - open_ns)
@@ -274,6 +275,7 @@ def fetched(
         size = UNKNOWN_SIZE
         granted = yield terms.borrow(place, stamp_us, left, unspent, need, want)
         dropped = granted.dropped
+        terms.count_fetch()
         if granted.status == OVERTAKEN:
             return None
         if granted.permits == 0:
@@ -328,14 +330,14 @@ def allowed(permits: Permits, tag: int) -> Outcome:
 
 
 def denied(permits: Permits, tag: int, retry_ns: int) -> Outcome:
-    permits.count_denied()
+    permits.count_denied(tag)
     return Outcome(False, permits.left(tag)[0], retry_ns, retry_ns)
 
 
-def without_room(permits: Permits, retry_ns: int) -> Outcome:
+def without_room(permits: Permits, tag: int, retry_ns: int) -> Outcome:
     """The outcome of a request for whose key the host's store has no room: denied for `retry_ns`, or allowed if 0."""
     if retry_ns:
-        permits.count_denied()
+        permits.count_denied(tag)
     else:
         permits.count_allowed()
     return Outcome(not retry_ns, 0, retry_ns, retry_ns, full=True)

@@ -12,6 +12,7 @@ from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, short_repr
+from forebay.own_counts import LEASE_FETCHES, own_count
 from forebay.rate import as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, Gcra, Seen, Window
 from forebay.redis.commands import Command, CommandFlow, LimiterCommands, encode_args, read_nothing
@@ -99,6 +100,8 @@ class Terms(ABC):
         self.longest_fetch_ns = 2 * self.lease_ns + self.fetch_deadline_ns
         self.share = options.share
         self.on_full = store.on_full
+        self.count_fetch = own_count(store, LEASE_FETCHES)
+        """Counts a call that asked Redis for permits and got a reply."""
         where = strict.keyspace.server_identity
         # A process that reads cells differently, or borrows elsewhere, is another host.
         what = repr(

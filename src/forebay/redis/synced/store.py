@@ -91,7 +91,7 @@ class SyncedStore:
         self.interval_ns = interval_ns
         self.keys = keys
         self._owns_stores = owns_stores
-        self._redis, self._host_store = redis_store, host_store
+        self.redis_store, self.host_store = redis_store, host_store
         self.names = redis_store.names
         secret = host_store.segment.secret(b"synced host")
         self._host = blake2b(secret, digest_size=HOST_BYTES, person=b"forebay synced").hexdigest().encode()
@@ -137,8 +137,8 @@ class SyncedStore:
                     "leave initial= out, or take a lower burst"
                 )
             Gcra(name, rate, arguments.get("burst"))
-            bucket = SyncedTokenBucket(self._host_store, name, rate, arguments.get("burst"), self, self.keys, name_of)
-            exchange = BucketExchange(self._redis, bucket, self._host)
+            bucket = SyncedTokenBucket(self.host_store, name, rate, arguments.get("burst"), self, self.keys, name_of)
+            exchange = BucketExchange(self.redis_store, bucket, self._host)
         else:
             check_align(arguments.get("align", "clock"), arguments.get("timezone"))
             if arguments.get("align", "clock") != "clock":
@@ -153,7 +153,7 @@ class SyncedStore:
                     "a shorter interval or a longer window"
                 )
             window = SyncedWindow(
-                self._host_store,
+                self.host_store,
                 name,
                 checked,
                 self,
@@ -162,7 +162,7 @@ class SyncedStore:
                 name_of,
                 arguments.get("rounding"),
             )
-            exchange = WindowExchange(self._redis, window, self._host)
+            exchange = WindowExchange(self.redis_store, window, self._host)
         self._exchanger.add(exchange)
         if self._listener is not None:
             self._listener.start()
@@ -181,7 +181,7 @@ class SyncedStore:
             raise failed
 
     def _check_host(self) -> None:
-        if self._host_store.closed:
+        if self.host_store.closed:
             raise StoreClosed(f"{self!r} was used after its host's store was closed")
 
     def status(self) -> SyncStatus:
@@ -199,8 +199,8 @@ class SyncedStore:
             self._listener.close()
         self._exchanger.close()
         if self._owns_stores:
-            self._redis.close()
-            self._host_store.close()
+            self.redis_store.close()
+            self.host_store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +211,7 @@ class SyncedStore:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<SyncedStore {self._host_store!r} with {self._redis!r} every {self.interval_ns / NS:g} s>"
+        return f"<SyncedStore {self.host_store!r} with {self.redis_store!r} every {self.interval_ns / NS:g} s>"
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} can't be pickled: make it again from the same stores")

@@ -194,6 +194,8 @@ class Breaker:
         # In another time namespace, the wrong clock moves only the breaker's times, and no limit.
         self._own.attachment.allows_other_clock = True
         self._server = server
+        self.is_shared = host is not None
+        """Whether all processes that share a store have this breaker."""
         # Twice the deadline, so that a probe ends before the next one begins.
         self._probe_interval_s = max(LEAST_PROBE_INTERVAL_S, 2 * timeout_s)
         self._usual = Passage(self, is_watched=False)

@@ -52,7 +52,7 @@ from forebay.web import ByteRate, Deny, Request, Rule, Shed
 from forebay.web.keys import CellKey
 from forebay.web.request import KeyFunction
 
-__all__ = ["MARKS", "carried", "counted"]
+__all__ = ["MARKS", "Link", "carried", "counted", "links_of", "marks_of"]
 
 MARKS: Final = "forebay carried"
 """The limiter that has the marks."""
@@ -69,14 +69,26 @@ def carried(
     standing = limits.get(limiter.name, Standing())
     if not standing.generation and not standing.former:
         return rule
+    assert rule.key is not None
+    return replace(rule, key=_CarriedKey(rule.key, standing.generation, links_of(limiter, standing, store), store))
+
+
+def links_of(limiter: Any, standing: Standing, store: Any) -> list[Link]:
+    """The former limits of a limiter, from the oldest on."""
     links = []
     latest: tuple[Any, int] = limiter, standing.generation
     for former in reversed(standing.former):
         source = make_limiter(store, limiter.name, former.limit, parameters_of(former.limit, is_check=False))
-        links.append(_Link(source, former.generation, *latest, former.until_ns))
+        links.append(Link(source, former.generation, *latest, former.until_ns))
         latest = source, former.generation
-    assert rule.key is not None
-    return replace(rule, key=_CarriedKey(rule.key, standing.generation, links[::-1], store))
+    return links[::-1]
+
+
+def marks_of(links: Sequence[Link], store: Store) -> Any:
+    """The limiter that has the marks, until the last of the links' keys is as new."""
+    until_ns = max(link.until_ns for link in links)
+    lasts_s = max(1, (until_ns - store.now_ns()) // 10**9 + 1)
+    return TokenBucket(store, MARKS, Rate(1, timedelta(seconds=lasts_s)), burst=1)
 
 
 def counted(key: Any, generation: int) -> Any:
@@ -87,7 +99,7 @@ def counted(key: Any, generation: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class Link:
     """A limit of before, and the one that takes its keys over."""
 
     source: Any
@@ -120,12 +132,11 @@ class _Link:
 class _CarriedKey(CellKey):
     """A rule's key function. Until the former limits' keys are as new, it brings the share of each key that it sees."""
 
-    def __init__(self, key_of: KeyFunction, generation: int, links: Sequence[_Link], store: Any) -> None:
+    def __init__(self, key_of: KeyFunction, generation: int, links: Sequence[Link], store: Any) -> None:
         self.client_key, self._generation, self._links, self._store = key_of, generation, links, store
         self._until_ns = max((link.until_ns for link in links), default=0)
         if isinstance(store, Store) and links:
-            lasts_s = max(1, (self._until_ns - store.now_ns()) // 10**9 + 1)
-            self._marks = TokenBucket(store, MARKS, Rate(1, timedelta(seconds=lasts_s)), burst=1)
+            self._marks = marks_of(links, store)
 
     def __call__(self, request: Request) -> Any:
         key: Any = self.client_key(request)

@@ -139,6 +139,16 @@ class LiveRules(VersionedRules):
             assert self._version is not None
             return number, self._version.rules
 
+    def published(self) -> tuple[int, Publication]:
+        """The version of the segment, and the publication of the rules in force: the last good ones, as `in_force`.
+
+        Raises what `in_force` raises.
+        """
+        with self._lock:
+            number, _ = self.in_force()
+            assert self._version is not None
+            return number, self._version.publication
+
     def refuse(self, version: int, error: Exception) -> None:
         """Keep the rules of before, and say so."""
         text = f"version {version} of the rules can't be used here: {error}"

@@ -60,7 +60,7 @@ from typing import Any, Final, Literal
 from forebay.errors import ForebayError
 from forebay.extras import Needs
 from forebay.rules.live.standing import Standing
-from forebay.segment.removal import RULES
+from forebay.segment.removal import RULES_SECRET, rules_prefix
 
 with Needs("rules", __name__):
     import msgspec
@@ -102,12 +102,12 @@ class Board:
         self.path: str | None = store.path
         """The segment's file."""
         self._key = self.segment.secret(b"live rules")
-        identity = self.segment.secret(b"live rules' files").hex()
+        secret = self.segment.secret(RULES_SECRET)
         if self.path is None:
-            self._prefix = os.path.join(tempfile.gettempdir(), f"forebay-rules-{identity}.")
+            self._prefix = os.path.join(tempfile.gettempdir(), f"forebay-rules-{secret.hex()}.")
             weakref.finalize(store, _remove_all, self._prefix, os.getpid())
         else:
-            self._prefix = f"{self.path}{RULES}{identity[:8]}."
+            self._prefix = rules_prefix(self.path, secret)
         self.note_path = f"{self._prefix}loader"
         """The file of what the loader has to say."""
 

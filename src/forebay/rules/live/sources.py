@@ -8,8 +8,9 @@ import os
 import re
 import secrets
 import stat
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from forebay.errors import ForebayError, InvalidLimiter, redacted_repr, short_re
 from forebay.extras import Needs
 from forebay.rules.reading import MOST_BYTES
 
-__all__ = ["FileSource", "RedisSource", "Source", "SourceGone", "SqlSource", "source_at"]
+__all__ = ["FileSource", "RedisSource", "Source", "SourceChanged", "SourceGone", "SqlSource", "source_at"]
 
 TIMEOUT_S: Final = 5.0
 TABLE: Final = "forebay_rules"
@@ -29,6 +30,13 @@ Syntax: TypeAlias = Literal["toml", "yaml"]
 
 class SourceGone(ForebayError):
     """The document of live rules isn't where it should be."""
+
+
+class SourceChanged(ForebayError):
+    """The source has another document than the one that was to be replaced."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(f"{label} has changed meanwhile, so nothing was written: look at it, and try again")
 
 
 class Source(ABC):
@@ -48,8 +56,11 @@ class Source(ABC):
     def read(self) -> bytes:
         """The document. Raises any error if it can't be had: the last good rules stay in force then."""
 
-    def write(self, document: bytes) -> None:
-        """Replace the document, at one moment. Raises any error if it can't."""
+    def write(self, document: bytes, *, instead_of: bytes | None = None) -> None:
+        """Replace the document, at one moment. Raises any error if it can't.
+
+        `instead_of`: raises ``SourceChanged``, and writes nothing, if the source has another document than this.
+        """
         raise NotImplementedError(f"{self.label} can't be written")
 
     def __repr__(self) -> str:
@@ -76,9 +87,18 @@ class FileSource(Source):
                 raise SourceGone(f"{self.path} is no regular file")
             return file.read(MOST_BYTES + 1)
 
-    def write(self, document: bytes) -> None:
-        """Replace the file by another one of its owner and mode, as far as this user may."""
+    def write(self, document: bytes, *, instead_of: bytes | None = None) -> None:
+        """Replace the file by another one of its owner and mode, as far as this user may.
+
+        With `instead_of` it is compared and replaced under a lock of the directory, which only these calls take.
+        """
         target = self.path.resolve()
+        with _lock_of(target.parent):
+            if instead_of is not None and self.read() != instead_of:
+                raise SourceChanged(self.label)
+            self._replace(target, document)
+
+    def _replace(self, target: Path, document: bytes) -> None:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             with open(path, "xb") as file:
@@ -95,6 +115,22 @@ class FileSource(Source):
 
 def _without_blocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+@contextlib.contextmanager
+def _lock_of(directory: Path) -> Iterator[None]:
+    if not hasattr(os, "fchown"):
+        # Windows has no such locks.
+        yield
+        return
+    import fcntl
+
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _make_like(fd: int, status: os.stat_result) -> None:
@@ -133,13 +169,22 @@ class RedisSource(Source):
         self.name = _named(f"redis:{key}", syntax)
 
     def read(self) -> bytes:
-        value = self._client.get(self._key)
+        return self._document(self._client.get(self._key))
+
+    def _document(self, value: Any) -> bytes:
         if value is None:
             raise SourceGone(f"Redis has no key {self._key!r}")
         return value.encode() if isinstance(value, str) else bytes(value)
 
-    def write(self, document: bytes) -> None:
-        self._client.set(self._key, document)
+    def write(self, document: bytes, *, instead_of: bytes | None = None) -> None:
+        def replace(pipeline: Any) -> None:
+            # It watches the key, and begins again if that changes before the end.
+            if instead_of is not None and self._document(pipeline.get(self._key)) != instead_of:
+                raise SourceChanged(self.label)
+            pipeline.multi()
+            pipeline.set(self._key, document)
+
+        self._client.transaction(replace, *([] if instead_of is None else [self._key]))
 
 
 def _is_awaited(client: Any) -> bool:
@@ -148,6 +193,8 @@ def _is_awaited(client: Any) -> bool:
 
 class SqlSource(Source):
     """A row of an SQL table, through SQLAlchemy: `engine` is a URL, or an ``Engine``, which has its own timeouts.
+
+    A database that doesn't answer within 5 seconds is as one that is gone; until it does, it is asked nothing else.
 
     The table has two columns of text: ``name``, its primary key, and ``document``. ``create_table`` makes it. `row` is
     the name of the document's row. Needs ``forebay[sql]`` and the database's driver. *Fork*: safe; a child opens
@@ -161,6 +208,8 @@ class SqlSource(Source):
             raise InvalidLimiter(f"row is the name of a row, not {short_repr(row)}")
         with Needs("sql", __name__):
             import sqlalchemy
+        self._has_timeouts = not isinstance(engine, str)
+        self._unanswered: threading.Thread | None = None
         if isinstance(engine, str):
             # Each reading has a connection of its own: none is shared with a child, or is stale after an hour.
             try:
@@ -188,6 +237,30 @@ class SqlSource(Source):
         self._table.create(self._own_engine(), checkfirst=True)
 
     def read(self) -> bytes:
+        return self._read() if self._has_timeouts else self._answer_of(self._read)
+
+    def _answer_of(self, ask: Callable[[], bytes]) -> bytes:
+        """The result of `ask`, within a deadline: drivers differ in their timeouts, and some have none."""
+        answers: list[bytes | BaseException] = []
+
+        def run() -> None:
+            try:
+                answers.append(ask())
+            except BaseException as error:
+                answers.append(error)
+
+        if self._unanswered is None or not self._unanswered.is_alive():
+            self._unanswered = threading.Thread(target=run, name="forebay-sql", daemon=True)
+            self._unanswered.start()
+            self._unanswered.join(TIMEOUT_S)
+        if not answers:
+            raise SourceGone(f"its database doesn't answer within {TIMEOUT_S:g} s")
+        [answer] = answers
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _read(self) -> bytes:
         query = self._sql.select(self._table.c.document).where(self._table.c.name == self._row)
         with self._table_missing(), self._own_engine().connect() as connection:
             document = connection.execute(query).scalar_one_or_none()
@@ -195,11 +268,15 @@ class SqlSource(Source):
             raise SourceGone(f"the SQL table {self._table.fullname} has no row {self._row!r}")
         return str(document).encode()
 
-    def write(self, document: bytes) -> None:
+    def write(self, document: bytes, *, instead_of: bytes | None = None) -> None:
         values = {"document": document.decode()}
         update = self._table.update().where(self._table.c.name == self._row).values(values)
+        if instead_of is not None:
+            update = update.where(self._table.c.document == instead_of.decode())
         with self._table_missing(), self._own_engine().begin() as connection:
             if connection.execute(update).rowcount == 0:
+                if instead_of is not None:
+                    raise SourceChanged(self.label)
                 connection.execute(self._table.insert().values(name=self._row, **values))
 
     @contextlib.contextmanager

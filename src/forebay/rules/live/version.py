@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.rules.building import BuiltRule, build
+from forebay.rules.building import Built, BuiltRule, build
 from forebay.rules.keys import Functions
 from forebay.rules.live.carrying import MARKS, carried
 from forebay.rules.live.publication import Publication
 from forebay.rules.loading import check
-from forebay.rules.model import Limit
+from forebay.rules.model import Limit, RuleFile
+from forebay.rules.places import Document
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
 from forebay.rules.shedders import names_of_shedders
@@ -21,7 +22,7 @@ from forebay.web import ByteRate, Deny, Rule, Shed
 from forebay.web.bans import names_of_limiters
 from forebay.web.charging_once import name_of_attempts
 
-__all__ = ["Version", "checked_limits", "make_version"]
+__all__ = ["Version", "build_published", "checked_limits", "make_version"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,21 +61,26 @@ def make_version(publication: Publication, store: Any, functions: Functions, num
     """The rules of a document that was checked. Raises ``InvalidRuleFile``, and what the store raises."""
     problems = Problems(publication.name)
     document = read_document(publication.name, publication.document, problems)
-    spec = read_rule_file(document, problems)
+    rules = []
+    for one in build_published(read_rule_file(document, problems), document, store, functions, problems):
+        for of_effect in one.rules.values():
+            for at, rule in enumerate(of_effect):
+                live = carried(rule, publication.limits, store)
+                if isinstance(one, BuiltRule) and not isinstance(live, (Deny, Shed)):
+                    # Requests that a version holds back count for the next one, too.
+                    live.held_back.counted_as = store, one.spec.name, at
+                rules.append(live)
+    return Version(publication, rules, number)
+
+
+def build_published(
+    spec: RuleFile, document: Document, store: Any, functions: Functions, problems: Problems
+) -> list[Built]:
+    """As ``build``, beside the limiters of other versions."""
     # Limiters of the version before live on, and count apart if they must.
     bans = [limiter for name in spec.bans or () for limiter in names_of_limiters(name)]
     attempts = [name_of_attempts(name) for rule in spec.rules if rule.request_id for name in names_of_limits(rule)]
     slots = [limiter for names in names_of_shedders(spec).values() for limiter in names]
     for name in (*spec.limits, *bans, *slots, *attempts, MARKS):
         store.names.expect_several(name)
-    built = build(spec, document, store, functions, problems)
-    rules = []
-    for one in built:
-        for effect, of_effect in one.rules.items():
-            for rule in of_effect:
-                live = carried(rule, publication.limits, store)
-                if isinstance(one, BuiltRule) and not isinstance(live, (Deny, Shed)):
-                    # Requests that a version holds back count for the next one, too.
-                    live.held_back.count_as((store, one.spec.name, effect, live.limiter.name))
-                rules.append(live)
-    return Version(publication, rules, number)
+    return build(spec, document, store, functions, problems)
