@@ -453,7 +453,7 @@ def test_credits_are_shown_and_not_reset(shop: Store) -> None:
     assert (state["limit"], state["remaining"], state["retry_after"], state["note"]) == (25, 25, 0.0, "prepaid")
     result = run("reset", shop.name, "key")
     assert result.exit_code == 1
-    assert "calls (Credits): left out: prepaid" in result.stdout
+    assert "calls (Credits): left out: they were paid for: Credits.take_up_to takes them" in result.stdout
     assert prepaid.peek("key").remaining == 25
 
 

@@ -64,6 +64,12 @@ def test_ls_lists_the_stores_of_a_directory(used: Path) -> None:
     assert (before.st_ino, before.st_mtime_ns) == (file.stat().st_ino, file.stat().st_mtime_ns)
 
 
+def test_ls_cuts_nothing_that_a_program_reads(used: Path) -> None:
+    result = CliRunner().invoke(forebay, ["ls", "--directory", str(used)], env={"COLUMNS": None})
+    (row,) = [line for line in result.stdout.splitlines() if str(used / "forebay-shop") in line]
+    assert row.split()[-1] == str(layout.LAYOUT_VERSION)
+
+
 def test_ls_shows_who_has_a_store_attached(name: str) -> None:
     with Store(name, keys=1000):
         (store,) = [one for one in document("ls")["stores"] if one["name"] == name]
@@ -225,7 +231,7 @@ def test_every_command_has_help_and_json() -> None:
     for name, command in forebay.commands.items():
         result = run(name, "--help")
         assert result.exit_code == 0
-        if name not in ("bench", "completion", "rules", "verify"):
+        if name not in ("bench", "completion", "rules", "serve", "verify"):
             assert "--json" in [option for parameter in command.params for option in parameter.opts], name
 
 
@@ -249,6 +255,45 @@ def test_shell_completes_commands_and_stores(name: str) -> None:
                 env={**environment, "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)},
             )
             assert f"plain,{wanted}" in done.stdout.splitlines(), done
+
+
+def test_shell_completes_no_text_that_it_would_run(tmp_path: Path) -> None:
+    for name in ("a$(touch made)", "a;touch made", "a b", "a\nplain,c", "a*", "\x1b[31m"):
+        (tmp_path / f"forebay-{name}").touch()
+    words = {"COMP_WORDS": f"forebay stat {tmp_path}/", "COMP_CWORD": "2", "XDG_RUNTIME_DIR": str(tmp_path)}
+    environment = {**os.environ, **words, "_FOREBAY_COMPLETE": "bash_complete"}
+    (tmp_path / "forebay-shop").touch()
+    done = subprocess.run([COMMAND], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"plain,{tmp_path}/forebay-shop\n"
+
+
+@pytest.mark.parametrize("arguments", [["stat"], ["show", "key"]])
+def test_names_are_printed_in_every_encoding(tmp_path: Path, arguments: list[str]) -> None:
+    with Store("shop", keys=1000, directory=tmp_path) as store:
+        TokenBucket(store, "日本 \x1b[2J", "5/hour").allow("key")
+    command, *key = arguments
+    result = subprocess.run(
+        [COMMAND, command, tmp_path / "forebay-shop", *key],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert rb"\u65e5\u672c \x1b[2J" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["ls --json", "metrics shop", "top shop"])
+def test_a_closed_output_is_a_refusal(command: str) -> None:
+    result = subprocess.run(["sh", "-c", f'"{COMMAND}" {command} >&-'], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (2, "standard output is closed\n")
+
+
+def test_rm_without_an_input_removes_nothing(used: Path) -> None:
+    file = used / "forebay-shop"
+    result = subprocess.run(["sh", "-c", f'"{COMMAND}" rm "{file}" <&-'], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert file.exists()
 
 
 def test_module_runs_as_the_command(name: str) -> None:

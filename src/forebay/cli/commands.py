@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from typing import Any
+
 from forebay.extras import Needs
 
 with Needs("cli", __name__):
     import click
 
-from forebay.cli import bans, bench, completion, doctor, rules, show, stores, tune, verify
+from forebay.cli import (
+    bans,
+    bench,
+    completion,
+    doctor,
+    hot,
+    metrics,
+    rules,
+    serve,
+    show,
+    snapshots,
+    stores,
+    top,
+    tune,
+    verify,
+)
 
 __all__ = ["forebay"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Ends every command alike where a signal or the reader of its output ends it."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            # Click exits with 1, which says that a command has found something.
+            sys.exit(128 + signal.SIGINT)
+        except BrokenPipeError:
+            # The reader has not got all. Nothing is left to be written when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="forebay")
 def forebay() -> None:
     """See and change the rate limits of this host from outside the processes that use them; compare and measure limits.
@@ -27,12 +62,19 @@ for command in (
     bench.command,
     completion.command,
     doctor.command,
+    hot.command,
+    metrics.command,
     rules.command,
+    serve.command,
     show.reset_command,
     show.show_command,
+    snapshots.resize_command,
+    snapshots.restore_command,
+    snapshots.snapshot_command,
     stores.ls_command,
     stores.rm_command,
     stores.stat_command,
+    top.command,
     tune.command,
     verify.command,
 ):

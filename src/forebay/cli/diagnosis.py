@@ -17,6 +17,7 @@ from forebay.errors import ClockMismatch, ForebayError, SegmentError
 from forebay.segment import attachment_locks, free_space, host_clock
 from forebay.segment.file_users import ANONYMOUS, FileUsers
 from forebay.segment.kernel_files import read_kernel_file
+from forebay.segment.removal import successor_of
 from forebay.store_options import DIRECTORY
 
 __all__ = ["Finding", "of_directory", "of_host", "of_processes", "of_store"]
@@ -142,6 +143,7 @@ def of_store(seen: Seen) -> Iterator[Finding]:
     else:
         yield note(where, f"used by {counted(seen.attached, 'process', 'processes')}" + _described(seen.pids))
     yield from _of_root(seen)
+    yield from _of_successor(seen)
     if seen.live_keys >= NEARLY * seen.keys:
         yield problem(
             where,
@@ -165,6 +167,16 @@ def _of_root(seen: Seen) -> Iterator[Finding]:
         )
 
 
+def _of_successor(seen: Seen) -> Iterator[Finding]:
+    """Whether a killed process has left the store that was to replace this one."""
+    left = successor_of(seen.path)
+    with suppress(OSError):
+        size = os.lstat(left).st_size
+        yield problem(
+            left, f"{size / MIB:,.1f} MiB that a killed resize or restore has left", f"if none runs now: rm {left}"
+        )
+
+
 def _of_counts(seen: Seen) -> Iterator[Finding]:
     try:
         counts = count(seen.path)
@@ -174,7 +186,8 @@ def _of_counts(seen: Seen) -> Iterator[Finding]:
     for label, one in counts.limiters.items():
         for number, what in ((one.evicted, "live keys were forgotten"), (one.full, "decisions found no room")):
             if number:
-                remedy = "more keys=, of the store or of a limiter with memory of its own; on floods see operations"
+                remedy = "more keys=, of the store or of a limiter with memory of its own; "
+                remedy += "on floods see docs/operations/capacity.md"
                 yield problem(f"{seen.path}, limiter {label!r}", f"{number:,} {what}, as it was full", remedy)
     for memory in counts.memories:
         # One that is for a single key, as a shedder's, is never fuller than that; more keys find no room, as above.

@@ -91,8 +91,8 @@ def promote_command(rule: str, source: str) -> None:
     """Enforce the RULE of SOURCE that is in the shadow, or give its canary's limits to all keys.
 
     SOURCE is a file, redis://HOST/0#KEY, or an SQLAlchemy URL with #ROW or #TABLE:ROW. One value of the document
-    changes. Exits with 0, with 1 if the document has problems, with 2 if there is nothing to promote, or the source
-    can't be read or written.
+    changes. Exits with 0, with 1 if the document has problems, with 2 if there is nothing to promote, the source can't
+    be read or written, or its document has changed meanwhile.
     """
 
     def promote() -> str:
@@ -100,8 +100,9 @@ def promote_command(rule: str, source: str) -> None:
         from forebay.rules.live.sources import source_at
 
         target = source_at(source)
-        document, what = promoted(target.read(), target.name, rule)
-        target.write(document)
+        found = target.read()
+        document, what = promoted(found, target.name, rule)
+        target.write(document, instead_of=found)
         return f"{target.label}: the rule {rule!r} {what}"
 
     _run(promote)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -10,7 +11,7 @@ from forebay.extras import Needs
 with Needs("cli", __name__):
     import click
 
-from forebay.store_options import DIRECTORY
+from forebay.store_options import DIRECTORY, is_name
 
 __all__ = ["as_json_option", "directory_option", "more_option", "store_argument"]
 
@@ -32,7 +33,9 @@ def _completed(context: click.Context, parameter: click.Parameter, begun: str) -
     # Other systems than Linux have no stores to survey, and these options nevertheless.
     from forebay.cli.survey import PREFIX, directories, files_in
 
-    found = [path for place in directories(()) for path in files_in(place)]
+    # Every user can make files in /dev/shm, and a shell would run what a name such as "$(...)" says.
+    files = (path for place in directories(()) for path in files_in(place))
+    found = [path for path in files if is_name(os.path.basename(path).removeprefix(PREFIX))]
     # A name, where that is enough to find the file.
     names = [path.removeprefix(f"{DIRECTORY}{PREFIX}") for path in found]
     return [name for name in names if name.startswith(begun)]

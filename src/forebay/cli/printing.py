@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,22 +16,42 @@ with Needs("cli", __name__):
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
-from forebay.errors import ForebayError, InvalidRuleFile
+from forebay.errors import ForebayError, InvalidRuleFile, printable
 
-__all__ = ["consoles", "counted", "plain_table", "print_error", "print_json", "printable", "progress_on", "refusals"]
+__all__ = [
+    "VERSION",
+    "consoles",
+    "counted",
+    "plain_table",
+    "print_error",
+    "print_json",
+    "printable",
+    "progress_on",
+    "refusals",
+]
 
 VERSION: Final = 1
+UNBOUNDED: Final = 10_000
+
+
+class _Plain(Console):
+    """Prints text as it is: no markup, no emoji, no colours."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **more)
+
+    def on_broken_pipe(self) -> None:
+        """Let the command end as it does where it prints JSON. By itself a console exits with 1."""
+        raise BrokenPipeError
 
 
 def consoles() -> tuple[Console, Console]:
-    """Standard output, and standard error. They print text as it is: no markup, no emoji, no colours."""
-    plain = functools.partial(Console, markup=False, emoji=False, highlight=False)
-    return plain(), plain(stderr=True, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """Escape what would move a terminal's cursor or change its colours, as ``repr`` does."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    """Standard output, and standard error."""
+    output = _Plain()
+    if not output.is_terminal and "COLUMNS" not in os.environ:
+        # A program reads it, so no column is cut.
+        output.width = UNBOUNDED
+    return output, _Plain(stderr=True, soft_wrap=True)
 
 
 def plain_table(first: str, *headings: str) -> Table:
@@ -52,8 +72,12 @@ def print_json(**document: Any) -> None:
 def refusals() -> Iterator[None]:
     """Exit with 2 and print the reason if a command can't do its work."""
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # the group of all commands ends quietly
     except (ForebayError, ImportError, OSError, ValueError) as error:
         # An OSError, too: a directory that can't be read, or an output that takes nothing.
         print_error(error)

@@ -86,14 +86,16 @@ def show_command(name: str, key: Key, limiters: list[Addressed], as_json: bool) 
 @click.command("reset", short_help="Forget a key.")
 @_about_a_key
 def reset_command(name: str, key: Key, limiters: list[Addressed], as_json: bool) -> None:
-    """Forget KEY in every limiter of the store NAME: its next request finds a fresh key.
+    """Forget KEY in the limiters of the store NAME: its next request finds a fresh key.
 
-    Without --rules and live rules only a TokenBucket, a LeakyBucket and a MinInterval can be found, as by show. Credits
-    are left out, as they were paid for: Credits.take_up_to takes them. A NAME with a slash is a file's path. Exits with
-    0 if every limiter has forgotten the key, with 1 if one of them was left out, with 2 if the store can't be changed.
+    A limiter whose limit the command doesn't know is left out. Live rules have limits, and so has a rule file: give it
+    by --rules. A TokenBucket, a LeakyBucket and a MinInterval need none. Credits are left out, as they were paid for.
+
+    A NAME with a slash is a file's path. Exits with 0 if every limiter has forgotten the key, with 1 if one of them was
+    left out, with 2 if the store can't be changed.
     """
     # Before the reset: a state that isn't found has a note.
-    notes = ["" if one.is_exact and one.can_be_reset else state_of(one, key).note for one in limiters]
+    notes = [one.reason if one.is_exact or one.limiter is None else state_of(one, key).note for one in limiters]
     for one in limiters:
         if one.can_be_reset:
             one.reset(key)

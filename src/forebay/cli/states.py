@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.core.kinds import Credits, LeakyBucket, MinInterval, TokenBucket
+from forebay.core.limiter import hot_name_of
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidLimiter, LimiterNameWarning, SegmentSizeWarning
 from forebay.segment import layout
+from forebay.segment.hot_keys import hot_digest
 from forebay.segment.limiter_list import ALGORITHM_NAMES, encode_limiter_name
 from forebay.store import Store
 
@@ -36,7 +38,7 @@ _BY_NAME: Final[Mapping[str, Any]] = {
 }
 SHARE: Final = "the share of its former limit is charged by its next request"
 _PREPAID: Final = ALGORITHM_NAMES[layout.ALGORITHM_CREDITS]
-_WITHOUT_KEYS: Final = ALGORITHM_NAMES[layout.ALGORITHM_SHEDDER]
+_WITHOUT_KEYS: Final = {ALGORITHM_NAMES[one] for one in (layout.ALGORITHM_SHEDDER, layout.ALGORITHM_HOT_KEYS)}
 
 
 Listed: TypeAlias = tuple[str, str]
@@ -116,6 +118,12 @@ class Addressed:
         for limiter, generation in (*self.former, (self.limiter, self.generation)):
             limiter.reset(_counted(key, generation))
 
+    def record_digests(self, key: Key) -> Iterator[str]:
+        """The digests that the key may have in the record of hot keys."""
+        for limiter, generation in (*self.former, (self.limiter, self.generation)):
+            if limiter is not None:
+                yield hot_digest(hot_name_of(limiter, _counted(key, generation)))
+
     @property
     def can_be_reset(self) -> bool:
         return self.limiter is not None and self.algorithm != _PREPAID
@@ -139,7 +147,7 @@ def addressed(store: Store, rules: Rules | None, live: Rules | None, names: Sequ
 
     `rules` has their limits. `live` are the live rules of the store, which say where limits count.
     """
-    listed = [one for one in store.attachment.limiters().values() if one[1] != _WITHOUT_KEYS]
+    listed = [one for one in store.attachment.limiters().values() if one[1] not in _WITHOUT_KEYS]
     wanted = {encode_limiter_name(name).decode() for name in names}
     unknown = wanted - {name for name, _ in listed}
     if unknown:
@@ -178,10 +186,11 @@ def _addressed(store: Store, rules: Rules | None, name: str, algorithm: str) -> 
     if rules and (name, algorithm) in rules.limits:
         return _by_limit(store, *rules.limits[name, algorithm], algorithm)
     if algorithm == _PREPAID:
-        return Addressed(name, algorithm, Credits(store, name), True, "")
+        reason = "they were paid for: Credits.take_up_to takes them"
+        return Addressed(name, algorithm, Credits(store, name), True, reason)
     if algorithm in _BY_NAME:
         reason = (
-            'not found if made with initial= or refill="interval": give --rules FILE'
+            'a bucket made with initial= or refill="interval" is only found with --rules FILE'
             if algorithm == "TokenBucket"
             else ""
         )

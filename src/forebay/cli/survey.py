@@ -8,35 +8,23 @@ import pwd
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from forebay.errors import SegmentError, SegmentMissing
+from forebay.metrics.readings import Memory
+from forebay.metrics.segments import limiters_of, live_keys_of, occupancy_of
+from forebay.metrics.sources import PREFIX, label_of, path_of_store
 from forebay.segment import layout
-from forebay.segment.counts import COUNTERS_BYTES, limiter_stats
 from forebay.segment.file_users import FileUsers
 from forebay.segment.header import CLOCK_NAMES
+from forebay.segment.limiter_list import labels_of
 from forebay.segment.removal import is_of_rules
 from forebay.stats import LimiterStats
-from forebay.store_options import DIRECTORY, checked_path, default_path
-from forebay.verification.cells import CellChecks
-from forebay.verification.extent_list import Extents, KnownExtent
-from forebay.verification.findings import Findings
+from forebay.store_options import DIRECTORY
 from forebay.verification.lists import limiters_in_place
 from forebay.verification.mapped_segment import MappedSegment
-from forebay.verification.report import Part
 
 __all__ = ["PREFIX", "Counts", "Memory", "Seen", "count", "directories", "files_in", "look_at", "path_of_store"]
-
-PREFIX: Final = "forebay-"
-
-
-def path_of_store(name: str, directory: str | None = None) -> str:
-    """The path of a store that is named by its name or, with a slash in it, by its path. Raises ``ValueError``."""
-    if "/" not in name:
-        return default_path(name, directory)
-    if directory is not None:
-        raise ValueError(f"{name!r} is the whole path of a file: give it or --directory, not both")
-    return checked_path(name, "NAME", "file")
 
 
 def directories(more: Iterable[str]) -> list[str]:
@@ -87,9 +75,7 @@ class Seen:
     @property
     def name(self) -> str:
         """The name by which commands find it: in the usual directory without the directory."""
-        directory, file = os.path.split(self.path)
-        name = file.removeprefix(PREFIX)
-        return name if directory == os.path.normpath(DIRECTORY) and name != file else self.path
+        return label_of(self.path)
 
     @property
     def owner(self) -> str:
@@ -125,8 +111,8 @@ def look_at(path: str, users: FileUsers) -> Seen:
                 *seen,
                 attached,
                 pids,
-                keys=segment.header.advertised_keys,
-                live_keys=_live_keys(segment),
+                keys=segment.table.keys,
+                live_keys=live_keys_of(segment),
                 limiters=len(limiters_in_place(segment)),
                 clock=CLOCK_NAMES[segment.header.clock_kind],
                 of_this_boot=segment.is_of_this_boot,
@@ -136,19 +122,6 @@ def look_at(path: str, users: FileUsers) -> Seen:
         raise
     except SegmentError as error:
         return Seen(*seen, attached, pids, problem=f"found {error.found}, expected {error.expected}; {error.remedy}")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The extent of a limiter with memory of its own."""
-
-    limiter: str
-    algorithm: str
-    keys: int
-    live_keys: int
-    held: int
-    """Permits of a ``Concurrency`` whose leases have not ended."""
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +135,6 @@ class Counts:
 def count(path: str) -> Counts:
     """Read the counts of a segment. Raises ``SegmentError``."""
     with MappedSegment(path) as segment:
-        # The counts first: a limiter has its name before it counts.
-        counters = segment.memory[layout.COUNTERS_OFFSET : layout.COUNTERS_OFFSET + COUNTERS_BYTES]
-        limiters = {
-            number: (limiter.name.decode(errors="replace"), limiter.algorithm_name)
-            for number, limiter in limiters_in_place(segment).items()
-        }
-        extents, parts = _parts(segment)
-        memories = tuple(
-            Memory(part.name, part.algorithm, extent.entry.keys, part.live_keys, part.held, extent.entry.size)
-            for extent, part in zip(extents, parts[1:], strict=True)
-        )
-        return Counts(limiter_stats(counters, limiters), memories)
-
-
-def _parts(segment: MappedSegment) -> tuple[list[KnownExtent], tuple[Part, ...]]:
-    """The extents that can be read, and the cells of the table and of each of them."""
-    findings, extents = Findings(), Extents(segment)
-    findings.lasting(extents.look)
-    return extents.sound, CellChecks(segment, findings, lambda done, total: None, extents.sound).parts()
-
-
-def _live_keys(segment: MappedSegment) -> int:
-    """The live keys of the table."""
-    return CellChecks(segment, Findings(), lambda done, total: None, []).parts()[0].live_keys
+        limiters = limiters_of(segment)
+        labels = labels_of(limiters)
+        return Counts({labels[limiter]: one for limiter, one in limiters.items()}, occupancy_of(segment)[1])
