@@ -1,0 +1,384 @@
+//! The JSON API: questions of services that describe a request themselves. `openapi.json` describes it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method};
+use serde::{Deserialize, Serialize};
+
+use crate::charges::Charged;
+use crate::client::as_address;
+use crate::decide::{LimitDecision, Mode, Outcome, Worker};
+use crate::ids::{self, Ids, Reply};
+use crate::leases::{Leases, Open};
+use crate::metrics::AskedBy;
+use crate::objects::{self, Object};
+use crate::readings;
+use crate::refunds::Refunds;
+use crate::report::shown;
+use crate::request::{Asked, Origin};
+
+pub const DESCRIPTION: &str = include_str!("../openapi.json");
+
+const NS: f64 = 1e9;
+/// Seconds. A longer delay is a mistake of units.
+const LONGEST_DELAY_S: f64 = 86_400.0;
+const LONGEST_ID: usize = 256;
+/// Requests of a batch. A reply may be a hundred times as long as its question.
+const LARGEST_BATCH: usize = 256;
+
+/// What the calls of all threads share.
+#[derive(Default)]
+pub struct Shared {
+    ids: Ids,
+    refunds: Refunds,
+    leases: Leases,
+}
+
+impl Shared {
+    /// Forget leases whose time is over.
+    pub fn sweep(&self) {
+        for id in self.leases.sweep() {
+            self.ids.forget(&id);
+        }
+    }
+
+    /// Whether any permits were still held.
+    fn release(&self, worker: &Worker, open: Open) -> bool {
+        if let Some(id) = &open.request_id {
+            // A question that is sent again holds others.
+            self.ids.forget(id);
+        }
+        worker.release(open.held)
+    }
+}
+
+/// A reply: whether it allows what was asked for, and its document. The text of an error is for the asking service.
+type Replied = Result<(bool, String), String>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Question {
+    uri: String,
+    #[serde(default = "get")]
+    method: String,
+    client: Option<String>,
+    #[serde(default, deserialize_with = "objects::each_once")]
+    headers: BTreeMap<String, String>,
+    /// A question that is sent again has the same one.
+    request_id: Option<String>,
+    /// Whether the reply has a `charge`, by which it can be given back.
+    #[serde(default)]
+    refundable: bool,
+    /// Seconds, of a reservation.
+    max_delay: Option<f64>,
+}
+
+fn get() -> String {
+    "GET".to_owned()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Batch {
+    requests: Vec<Object<Question>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LeaseQuestion {
+    lease: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Refund {
+    charge: String,
+}
+
+#[derive(Serialize)]
+struct ReplyDocument<'a> {
+    allowed: bool,
+    status: u16,
+    retry_after: Option<u64>,
+    headers: Vec<Field>,
+    body: String,
+    limits: Vec<LimitReply<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    charge: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease: Option<LeaseReply>,
+}
+
+#[derive(Serialize)]
+struct Field {
+    name: String,
+    value: String,
+}
+
+#[derive(Serialize)]
+struct LimitReply<'a> {
+    name: &'a str,
+    allowed: bool,
+    limit: u64,
+    remaining: u64,
+    retry_after: f64,
+    reset_after: f64,
+}
+
+#[derive(Serialize)]
+struct LeaseReply {
+    id: String,
+    lasts: f64,
+}
+
+#[derive(Serialize)]
+struct Refusal<'a> {
+    error: &'a str,
+}
+
+/// The document of an error.
+pub fn refusal(reason: &str) -> String {
+    serde_json::to_string(&Refusal { error: reason }).unwrap_or_default()
+}
+
+/// The call at a path.
+pub fn call_at(path: &str) -> Option<AskedBy> {
+    Some(match path.strip_prefix("/v1/")? {
+        "decide" => AskedBy::Decide,
+        "peek" => AskedBy::Peek,
+        "batch" => AskedBy::Batch,
+        "reserve" => AskedBy::Reserve,
+        "refund" => AskedBy::Refund,
+        "acquire" => AskedBy::Acquire,
+        "renew" => AskedBy::Renew,
+        "release" => AskedBy::Release,
+        _ => return None,
+    })
+}
+
+/// Answer a call.
+pub fn answer(call: AskedBy, worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
+    match call {
+        AskedBy::Batch => batch(worker, shared, data),
+        AskedBy::Refund => refund(worker, shared, data),
+        AskedBy::Renew => renew(worker, shared, data),
+        AskedBy::Release => release(worker, shared, data),
+        _ => decide(call, worker, shared, &read(data)?),
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(data).map(|Object(read)| read).map_err(|error| error.to_string())
+}
+
+/// A question that was read as a whole: nothing of it is wrong.
+struct Described<'a> {
+    question: &'a Question,
+    fields: HeaderMap,
+    origin: Origin,
+    mode: Mode,
+}
+
+impl<'a> Described<'a> {
+    fn new(call: AskedBy, worker: &Worker, question: &'a Question) -> Result<Described<'a>, String> {
+        if question.uri.is_empty() {
+            return Err("the uri is empty: send a target such as \"/api/orders?page=2\"".to_owned());
+        }
+        if Method::from_bytes(question.method.as_bytes()).is_err() {
+            return Err(format!("{} is no method: send one such as \"GET\"", shown(&question.method)));
+        }
+        let mut fields = HeaderMap::new();
+        for (name, value) in &question.headers {
+            let unnamed = |_| format!("{} is no name of a field", shown(name));
+            let field = HeaderName::from_bytes(name.as_bytes()).map_err(unnamed)?;
+            let value = HeaderValue::from_str(value)
+                .map_err(|_| format!("the field {field:?} can't have the value {}", shown(value)))?;
+            if fields.insert(&field, value).is_some() {
+                return Err(format!("the field {field:?} comes twice: join its values by commas"));
+            }
+        }
+        let client = match &question.client {
+            None => None,
+            Some(text) => Some(as_address(text).ok_or_else(|| format!("the client {} is no address", shown(text)))?),
+        };
+        if client.is_none() && worker.plan.client.is_some() {
+            return Err("the rules need the client's address: send client, such as \"203.0.113.7\"".to_owned());
+        }
+        if question.request_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > LONGEST_ID) {
+            return Err(format!("a request_id has 1 to {LONGEST_ID} bytes"));
+        }
+        let mode = match (call, question.max_delay) {
+            (AskedBy::Reserve, Some(delay_s)) if (0.0..=LONGEST_DELAY_S).contains(&delay_s) => {
+                Mode::Book((delay_s * NS) as u64)
+            }
+            (AskedBy::Reserve, _) => return Err("send max_delay: seconds from 0 to 86400".to_owned()),
+            (_, Some(_)) => return Err("max_delay is for /v1/reserve".to_owned()),
+            (AskedBy::Acquire, None) => Mode::Hold,
+            (AskedBy::Peek, None) => Mode::Peek,
+            (_, None) if question.refundable => Mode::Refundable,
+            (_, None) => Mode::Charge,
+        };
+        if mode == Mode::Peek && (question.refundable || question.request_id.is_some()) {
+            return Err("a peek charges nothing: leave request_id and refundable out".to_owned());
+        }
+        Ok(Described { question, fields, origin: Origin::Client(client), mode })
+    }
+
+    /// What makes it the same question as an earlier one.
+    fn content(&self, call: AskedBy) -> String {
+        let Question { uri, method, client, headers, refundable, max_delay, .. } = self.question;
+        format!("{call:?} {:?}", (uri, method, client, headers, refundable, max_delay))
+    }
+
+    /// Once for each id.
+    fn replied(&self, call: AskedBy, worker: &Worker, shared: &Shared) -> Replied {
+        let reply = match &self.question.request_id {
+            None => self.decided(worker, shared),
+            Some(id) => shared.ids.once(id, &self.content(call), || self.decided(worker, shared)),
+        };
+        reply.map(|reply| (reply.allowed, reply.text))
+    }
+
+    fn decided(&self, worker: &Worker, shared: &Shared) -> Result<Reply, String> {
+        if self.mode == Mode::Hold && !shared.leases.have_room() {
+            return Err("the server holds too many leases: release some".to_owned());
+        }
+        let readings = readings::of_target(self.question.uri.as_bytes());
+        let client = worker.plan.client.as_ref();
+        let asked = Asked::new(&self.question.method, readings, &self.fields, client, self.origin);
+        self.reply(worker, shared, worker.decide(&asked, self.mode))
+    }
+
+    fn reply(&self, worker: &Worker, shared: &Shared, outcome: Outcome) -> Result<Reply, String> {
+        let Outcome { fields, denial, decisions, charges, held, .. } = outcome;
+        let delay_ns = decisions.iter().map(|one| one.decision.delay_ns).max();
+        let limits = decisions.iter().map(|LimitDecision { limit, decision, .. }| LimitReply {
+            name: &worker.plan.limits[*limit].name,
+            allowed: decision.allowed != 0,
+            limit: decision.limit,
+            remaining: decision.remaining,
+            retry_after: decision.retry_after_ns as f64 / NS,
+            reset_after: decision.reset_after_ns as f64 / NS,
+        });
+        let limits = limits.collect();
+        let allowed = denial.is_none();
+        let request_id = &self.question.request_id;
+        let lasting = held.iter().filter_map(|one| worker.plan.limits[one.limit].concurrency);
+        let lasts = lasting.map(|(_, lasts_ns)| Duration::from_nanos(lasts_ns)).min();
+        let lease = lasts.map(|lasts| LeaseReply {
+            id: shared.leases.add(Open { held, request_id: request_id.clone(), lasts }),
+            lasts: lasts.as_secs_f64(),
+        });
+        let is_refundable = allowed && (self.question.refundable || matches!(self.mode, Mode::Book(_)));
+        let (status, retry_after, fields, body) = match denial {
+            None => (200, None, fields, String::new()),
+            Some(denial) => (denial.status, denial.wait_s, denial.fields, denial.body),
+        };
+        let document = ReplyDocument {
+            allowed,
+            status,
+            retry_after,
+            headers: fields.into_iter().map(|(name, value)| Field { name, value }).collect(),
+            body,
+            limits,
+            charge: is_refundable.then(|| Charged::new(&worker.plan, charges, request_id.clone()).text()),
+            delay: matches!(self.mode, Mode::Book(_)).then(|| delay_ns.unwrap_or(0) as f64 / NS),
+            lease,
+        };
+        let text = serde_json::to_string(&document).map_err(|error| error.to_string())?;
+        // The permits of a lease that is over are others' by now.
+        Ok(Reply { allowed, text, lasts: lasts.unwrap_or(ids::LASTS) })
+    }
+}
+
+fn decide(call: AskedBy, worker: &Worker, shared: &Shared, question: &Question) -> Replied {
+    Described::new(call, worker, question)?.replied(call, worker, shared)
+}
+
+/// Each question by itself, in their order. If one can't be read, none is decided.
+fn batch(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
+    let batch: Batch = read(data)?;
+    if batch.requests.len() > LARGEST_BATCH {
+        return Err(format!("a batch has at most {LARGEST_BATCH} requests"));
+    }
+    let described = batch.requests.iter().enumerate().map(|(number, Object(question))| {
+        let described = Described::new(AskedBy::Batch, worker, question);
+        described.map_err(|reason| format!("requests[{number}]: {reason}"))
+    });
+    let described = described.collect::<Result<Vec<_>, _>>()?;
+    let mut all_allowed = true;
+    let mut replies = Vec::new();
+    for (number, one) in described.iter().enumerate() {
+        // Those before were charged, so an error is the reply of this one alone.
+        let (allowed, text) = one
+            .replied(AskedBy::Batch, worker, shared)
+            .unwrap_or_else(|reason| (false, refusal(&format!("requests[{number}]: {reason}"))));
+        all_allowed &= allowed;
+        replies.push(text);
+    }
+    Ok((all_allowed, format!("{{\"replies\":[{}]}}", replies.join(","))))
+}
+
+/// Give a charge back, once.
+fn refund(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
+    let Refund { charge } = read(data)?;
+    let charged = Charged::read(&charge).ok_or("that is no charge of a reply")?;
+    let request_id = charged.request_id.clone();
+    let refunded = shared.refunds.once(charged.number, || worker.refund(&charged.charges(&worker.plan)))?;
+    if let Some(id) = request_id.filter(|_| refunded) {
+        // A question that is sent again is charged again.
+        shared.ids.forget(&id);
+    }
+    Ok((refunded, format!("{{\"refunded\":{refunded}}}")))
+}
+
+fn renew(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
+    let LeaseQuestion { lease } = read(data)?;
+    let mut asked = None;
+    let (held, over) = shared.leases.renew(&lease, |open| {
+        asked = open.request_id.clone().map(|id| (id, open.lasts));
+        worker.renew(&mut open.held)
+    });
+    if let Some((id, lasts)) = asked.filter(|_| held) {
+        // Not above: a question with an id adds its lease while its id is locked.
+        shared.ids.prolong(&id, lasts);
+    }
+    if let Some(open) = over {
+        // Of several limits, some may still hold.
+        shared.release(worker, open);
+    }
+    Ok((held, format!("{{\"held\":{held}}}")))
+}
+
+fn release(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
+    let LeaseQuestion { lease } = read(data)?;
+    let released = shared.leases.take(&lease).is_some_and(|open| shared.release(worker, open));
+    Ok((released, format!("{{\"released\":{released}}}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_bytes_are_a_question_or_an_error() {
+        let good: [&[u8]; 3] = [
+            br#"{"uri": "/a?b", "method": "POST", "client": "192.0.2.1", "headers": {"a": "b", "c": "\u00e9"}}"#,
+            br#"{"requests": [{"uri": "/", "max_delay": 1.5e3, "refundable": true, "request_id": "one"}]}"#,
+            br#"{"charge": "7b7d"}"#,
+        ];
+        assert!(read::<Question>(good[0]).is_ok() && read::<Batch>(good[1]).is_ok());
+        crate::mutations::each(&good, |data| {
+            if let Ok(question) = read::<Question>(data) {
+                assert!(question.headers.len() <= data.len() && data.trim_ascii().starts_with(b"{"));
+            }
+            let _ = read::<Batch>(data);
+            let _ = read::<LeaseQuestion>(data);
+            let _ = read::<Refund>(data);
+        });
+    }
+}

@@ -1,0 +1,106 @@
+//! `envoy.service.auth.v3.Authorization`: a whole request, as Envoy has received it.
+
+use std::net::IpAddr;
+
+use hyper::HeaderMap;
+use hyper::header::{HeaderName, HeaderValue};
+use tonic::{Code, Status};
+
+use super::messages::auth::{
+    Address, AttributeContext, CheckRequest, CheckResponse, DeniedHttpResponse, HeaderValueOption, HttpRequest,
+    HttpStatus, OkHttpResponse, Status as Verdict,
+};
+use super::messages::fields_of;
+use crate::answers::Fields;
+use crate::client::as_address;
+use crate::decide::{Mode, Outcome, Worker};
+use crate::http::{Answering, trusted};
+use crate::metrics::{self, AskedBy};
+use crate::readings;
+use crate::report::shown;
+use crate::request::{Asked, Origin};
+
+/// Header fields of a request. Envoy takes 100 by default.
+const MOST_FIELDS: usize = 4096;
+
+pub fn check(answering: &Answering, peer: Option<IpAddr>, asked: CheckRequest) -> Result<CheckResponse, Status> {
+    let worker = answering.worker();
+    let decided = decided(&worker, peer, asked);
+    answering.count(
+        AskedBy::Authorization,
+        match &decided {
+            Err(_) => metrics::Result::Refused,
+            Ok(Outcome { denial: None, .. }) => metrics::Result::Allowed,
+            Ok(_) => metrics::Result::Denied,
+        },
+    );
+    decided.map(response)
+}
+
+/// An error if the request can't be read, or if its proxy is configured wrongly.
+fn decided(worker: &Worker, peer: Option<IpAddr>, asked: CheckRequest) -> Result<Outcome, Status> {
+    let client = worker.plan.client.as_ref();
+    trusted(&worker.plan, peer).map_err(Status::permission_denied)?;
+    let AttributeContext { source, request } = asked.attributes.unwrap_or_default();
+    let Some(HttpRequest { method, path, headers, header_map }) = request.and_then(|request| request.http) else {
+        return Err(Status::invalid_argument("a request has attributes.request.http"));
+    };
+    if method.is_empty() || path.is_empty() {
+        return Err(Status::invalid_argument("a request has attributes.request.http with method and path"));
+    }
+    let mut fields = HeaderMap::new();
+    let count = header_map.as_ref().map_or(headers.len(), |raw| raw.headers.len());
+    if count > MOST_FIELDS {
+        return Err(Status::invalid_argument(format!("a request has at most {MOST_FIELDS} fields")));
+    }
+    match header_map {
+        None => headers.into_iter().for_each(|(name, value)| add(&mut fields, &name, value.as_bytes())),
+        Some(raw) => raw.headers.into_iter().for_each(|one| {
+            let value = if one.raw_value.is_empty() { one.value.as_bytes() } else { &one.raw_value };
+            add(&mut fields, &one.key, value);
+        }),
+    }
+    let origin = match source.and_then(|source| source.address) {
+        _ if client.is_none() => Origin::Client(None),
+        Some(Address { socket_address: Some(socket), .. }) => {
+            let address = as_address(&socket.address);
+            Origin::Peer(Some(address.ok_or_else(|| {
+                Status::invalid_argument(format!("attributes.source has the address {}", shown(&socket.address)))
+            })?))
+        }
+        Some(Address { pipe: Some(_), .. }) => Origin::Peer(None),
+        _ => return Err(Status::invalid_argument("a request has attributes.source.address, the client's")),
+    };
+    let asked = Asked::new(&method, readings::of_target(path.as_bytes()), &fields, client, origin);
+    Ok(worker.decide(&asked, Mode::Charge))
+}
+
+/// Pseudo-fields such as `:path` are no fields; Envoy has replaced what can't be in a value.
+fn add(fields: &mut HeaderMap, name: &str, value: &[u8]) {
+    if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value)) {
+        fields.append(name, value);
+    }
+}
+
+fn response(outcome: Outcome) -> CheckResponse {
+    let options = |fields: Fields| -> Vec<HeaderValueOption> {
+        fields_of(fields).into_iter().map(|field| HeaderValueOption { header: Some(field) }).collect()
+    };
+    let verdict = |code: Code| Some(Verdict { code: code.into() });
+    match outcome.denial {
+        None => CheckResponse {
+            status: verdict(Code::Ok),
+            ok_response: Some(OkHttpResponse { response_headers_to_add: options(outcome.fields) }),
+            denied_response: None,
+        },
+        Some(denial) => CheckResponse {
+            status: verdict(Code::PermissionDenied),
+            denied_response: Some(DeniedHttpResponse {
+                status: Some(HttpStatus { code: denial.status.into() }),
+                headers: options(denial.fields),
+                body: denial.body,
+            }),
+            ok_response: None,
+        },
+    }
+}

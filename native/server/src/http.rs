@@ -1,0 +1,307 @@
+//! The requests of proxies and of the JSON API, and their responses.
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::sync::{Semaphore, watch};
+
+use crate::access::{Access, Refusal};
+use crate::answers::{self, Fields};
+use crate::api;
+use crate::bodies::Bodies;
+use crate::decide::{Mode, Outcome, Worker};
+use crate::live::Versions;
+use crate::metrics::{self, AskedBy, Counts};
+use crate::plan::Plan;
+use crate::readings;
+use crate::report::report;
+use crate::request::{Asked, Origin};
+
+/// Bytes of a body. More are refused.
+const LARGEST_BODY: usize = 64 << 10;
+/// The status of a denial, where a proxy takes only one for a denial.
+const STATUS_FIELD: &str = "x-forebay-status";
+
+type Answered = Response<Full<Bytes>>;
+
+/// How a proxy describes the request that it asks about. It says so by the path that it is configured to ask, as a
+/// client can send fields of another proxy, but can't choose that path.
+#[derive(Clone, Copy)]
+enum Description<'a> {
+    /// Fields for the target and for the method.
+    Fields(&'static str, &'static str),
+    /// The question has the method and the target of the request.
+    Itself(&'a str, &'a str),
+}
+
+const NGINX: Description<'_> = Description::Fields("x-original-uri", "x-original-method");
+const FORWARDING: Description<'_> = Description::Fields("x-forwarded-uri", "x-forwarded-method");
+/// Envoy puts it before the path of the request.
+const ENVOY: &str = "/auth/envoy";
+
+/// What all threads of a server share.
+pub struct Serving {
+    pub draining: AtomicBool,
+    /// True, and then closed, at the end.
+    pub stop: watch::Receiver<bool>,
+    /// One for each thread.
+    pub counts: Vec<Counts>,
+    pub places: Arc<Semaphore>,
+    pub connections: usize,
+    pub bodies: Bodies,
+    pub access: Access,
+    /// Of live rules.
+    pub versions: Option<Arc<Versions>>,
+    /// Whether proxies may ask.
+    pub proxies: bool,
+    pub api: api::Shared,
+}
+
+/// The thread that answers.
+pub struct Answering {
+    worker: RefCell<Rc<Worker>>,
+    /// The version of the rules that it decides by.
+    version: Cell<u64>,
+    pub serving: Arc<Serving>,
+    /// The thread's number.
+    pub number: usize,
+}
+
+impl Answering {
+    pub fn new(worker: Worker, serving: Arc<Serving>, number: usize) -> Answering {
+        // It takes over the version in force at its first request.
+        Answering { worker: RefCell::new(Rc::new(worker)), version: Cell::new(0), serving, number }
+    }
+
+    /// Decides by the rules in force. A request is decided by those of one version.
+    pub fn worker(&self) -> Rc<Worker> {
+        if let Some(versions) = &self.serving.versions
+            && versions.number() != self.version.get()
+        {
+            let (number, plan) = versions.latest();
+            self.follow(number, plan);
+        }
+        Rc::clone(&self.worker.borrow())
+    }
+
+    fn follow(&self, number: u64, plan: Arc<Plan>) {
+        if !Arc::ptr_eq(&self.worker.borrow().plan, &plan) {
+            match Worker::new(Arc::clone(&plan)) {
+                Ok(worker) => *self.worker.borrow_mut() = Rc::new(worker),
+                Err(failure) => {
+                    report(&format!("new rules can't be put in force: {}", plan.core.message(failure)));
+                    return;
+                }
+            }
+        }
+        self.version.set(number);
+    }
+
+    pub fn count(&self, by: AskedBy, result: metrics::Result) {
+        self.serving.counts[self.number].count(by, result);
+    }
+
+    /// Answer one request. It never waits, except for the body of a JSON request.
+    pub async fn answer(&self, peer: Option<IpAddr>, request: Request<Incoming>) -> Result<Answered, Infallible> {
+        let method = request.method().clone();
+        Ok(match (request.uri().path(), &method) {
+            (path, _) if path.starts_with("/auth/") && !self.serving.proxies => nothing_here(),
+            ("/auth/nginx", _) => for_nginx(self.asked_by(AskedBy::Nginx, NGINX, peer, request.headers())),
+            ("/auth/traefik", _) => for_proxy(self.asked_by(AskedBy::Traefik, FORWARDING, peer, request.headers())),
+            ("/auth/caddy", _) => for_proxy(self.asked_by(AskedBy::Caddy, FORWARDING, peer, request.headers())),
+            (path, _) if path.starts_with("/v1/") => match (api::call_at(path), &method) {
+                (Some(call), &Method::POST) => self.asked_in_json(call, peer, request).await,
+                (Some(_), _) => not_allowed("POST"),
+                (None, _) => nothing_here(),
+            },
+            ("/healthz", &Method::GET | &Method::HEAD) => text(StatusCode::OK, "ok\n".to_owned()),
+            ("/readyz", &Method::GET | &Method::HEAD) => match self.serving.draining.load(Ordering::Relaxed) {
+                false => text(StatusCode::OK, "ready\n".to_owned()),
+                true => text(StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
+            },
+            ("/metrics", &Method::GET | &Method::HEAD) => text(StatusCode::OK, self.metrics()),
+            ("/openapi.json", &Method::GET | &Method::HEAD) => json(StatusCode::OK, api::DESCRIPTION.to_owned()),
+            ("/healthz" | "/readyz" | "/metrics" | "/openapi.json", _) => not_allowed("GET, HEAD"),
+            (path, _) if path.strip_prefix(ENVOY).is_some_and(|target| target.starts_with('/')) => {
+                let target = request.uri().path_and_query().map_or("", |target| &target.as_str()[ENVOY.len()..]);
+                let description = Description::Itself(method.as_str(), target);
+                for_proxy(self.asked_by(AskedBy::Envoy, description, peer, request.headers()))
+            }
+            _ => nothing_here(),
+        })
+    }
+
+    /// The outcome for a proxy; an error if it is configured wrongly.
+    fn asked_by(
+        &self,
+        by: AskedBy,
+        description: Description<'_>,
+        peer: Option<IpAddr>,
+        fields: &HeaderMap,
+    ) -> Result<Outcome, String> {
+        let asked = asked_by(description, &self.worker(), peer, fields);
+        self.count(
+            by,
+            match &asked {
+                Err(_) => metrics::Result::Refused,
+                Ok(Outcome { denial: None, .. }) => metrics::Result::Allowed,
+                Ok(_) => metrics::Result::Denied,
+            },
+        );
+        asked
+    }
+
+    async fn asked_in_json(&self, by: AskedBy, peer: Option<IpAddr>, request: Request<Incoming>) -> Answered {
+        if !matches!(by, AskedBy::Peek)
+            && let Err(refusal) = self.serving.access.check(peer, self.worker().plan.client.as_ref(), request.headers())
+        {
+            self.count(by, metrics::Result::Refused);
+            return not_admitted(refusal);
+        }
+        // The fields of a question can be large, and the body may come slowly.
+        let (status, document) = match self.serving.bodies.read(request.into_body(), LARGEST_BODY).await {
+            Err((status, reason)) => (status, Err(reason)),
+            Ok(data) => (StatusCode::UNPROCESSABLE_ENTITY, api::answer(by, &self.worker(), &self.serving.api, &data)),
+        };
+        match document {
+            Err(reason) => {
+                self.count(by, metrics::Result::Refused);
+                json(status, api::refusal(&reason))
+            }
+            Ok((allowed, document)) => {
+                self.count(by, if allowed { metrics::Result::Allowed } else { metrics::Result::Denied });
+                json(StatusCode::OK, document)
+            }
+        }
+    }
+
+    fn metrics(&self) -> String {
+        let Serving { counts, places, connections, .. } = &*self.serving;
+        let version = self.serving.versions.as_ref().map(|versions| versions.seen());
+        metrics::text(counts, version, connections.saturating_sub(places.available_permits()), *connections)
+    }
+}
+
+/// An error if this peer can't name clients.
+pub fn trusted(plan: &Plan, peer: Option<IpAddr>) -> Result<(), String> {
+    match &plan.client {
+        Some(client) if !client.trusts(peer) => {
+            let who = peer.map_or_else(|| "unix".to_owned(), |address| address.to_string());
+            Err(format!("the peer {who} is none of the file's trusted_proxies, so it can't name a client"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The outcome for a proxy; an error if it is configured wrongly.
+fn asked_by(
+    description: Description<'_>,
+    worker: &Worker,
+    peer: Option<IpAddr>,
+    fields: &HeaderMap,
+) -> Result<Outcome, String> {
+    trusted(&worker.plan, peer)?;
+    let client = worker.plan.client.as_ref();
+    if let Some(name) = client.and_then(|client| client.field.as_ref())
+        && !fields.contains_key(name)
+    {
+        return Err(format!("the proxy sends no {name}, in which the file says that it names the client"));
+    }
+    let (method, target) = match description {
+        Description::Itself(method, target) => (method, target.as_bytes()),
+        Description::Fields(target, method) => {
+            let (Some(path), Some(word)) = (single(fields, target), single(fields, method)) else {
+                return Err(format!("a proxy sends {target} and {method}, each once"));
+            };
+            (word.to_str().map_err(|_| format!("{method} is no method"))?, path.as_bytes())
+        }
+    };
+    let asked = Asked::new(method, readings::of_target(target), fields, client, Origin::Peer(peer));
+    Ok(worker.decide(&asked, Mode::Charge))
+}
+
+/// 200 admits the request; anything else is for its client. An error is no permission to any proxy.
+fn for_proxy(asked: Result<Outcome, String>) -> Answered {
+    match asked {
+        Err(reason) => json(StatusCode::INTERNAL_SERVER_ERROR, api::refusal(&reason)),
+        Ok(Outcome { fields, denial: None, .. }) => response(StatusCode::OK, &fields, String::new()),
+        Ok(Outcome { denial: Some(denial), .. }) => {
+            let status = StatusCode::from_u16(denial.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+            response(status, &denial.fields, denial.body)
+        }
+    }
+}
+
+/// nginx passes on no other status than 403 of a denial: a field has it.
+fn for_nginx(asked: Result<Outcome, String>) -> Answered {
+    let is_denied = asked.as_ref().is_ok_and(|outcome| outcome.denial.is_some());
+    let mut answered = for_proxy(asked);
+    if is_denied {
+        let status = HeaderValue::from(answered.status().as_u16());
+        answered.headers_mut().insert(STATUS_FIELD, status);
+        *answered.status_mut() = StatusCode::FORBIDDEN;
+    }
+    answered
+}
+
+/// The value of a field that occurs once.
+fn single<'a>(fields: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
+    let mut values = fields.get_all(name).iter();
+    values.next().filter(|_| values.next().is_none())
+}
+
+fn response(status: StatusCode, fields: &Fields, body: String) -> Answered {
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    for (name, value) in fields {
+        // The length is that of the body, whatever a rule's own response says.
+        if let Some((name, value)) = answers::field(name, value)
+            && name != hyper::header::CONTENT_LENGTH
+        {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response
+}
+
+fn text(status: StatusCode, body: String) -> Answered {
+    response(status, &vec![("Content-Type".to_owned(), "text/plain; charset=utf-8".to_owned())], body)
+}
+
+fn json(status: StatusCode, body: String) -> Answered {
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn not_admitted(refusal: Refusal) -> Answered {
+    match refusal {
+        Refusal::Peer(reason) => json(StatusCode::FORBIDDEN, api::refusal(reason)),
+        Refusal::Token => {
+            let reason = "send the server's token: Authorization: Bearer TOKEN";
+            let mut response = json(StatusCode::UNAUTHORIZED, api::refusal(reason));
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+        }
+    }
+}
+
+fn nothing_here() -> Answered {
+    json(StatusCode::NOT_FOUND, api::refusal("there is nothing at this path: see docs/server.md"))
+}
+
+fn not_allowed(methods: &'static str) -> Answered {
+    let mut response = json(StatusCode::METHOD_NOT_ALLOWED, api::refusal("this path has another method"));
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    response
+}

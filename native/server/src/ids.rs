@@ -1,0 +1,196 @@
+//! Replies by the ids of questions: a question that is sent again is charged once, and gets the first reply again.
+//!
+//! Each server remembers its own. A reply that is forgotten, as others have taken its room, is charged once more.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// For so long, a question may be sent again.
+pub const LASTS: Duration = Duration::from_secs(300);
+/// Ids that can be looked up at once.
+const PARTS: usize = 16;
+/// Bytes of the ids and replies of each part.
+const MOST_BYTES: usize = 4 << 20;
+/// Bytes of an entry beside its texts, about.
+const OF_ENTRY: usize = 160;
+
+/// A reply to a question.
+pub struct Reply {
+    pub allowed: bool,
+    pub text: String,
+    /// For so long it may be sent again, at most `LASTS`.
+    pub lasts: Duration,
+}
+
+struct Known {
+    question: u64,
+    text: String,
+    /// Until then it may be sent again, and may be prolonged up to its end.
+    until: Instant,
+    end: Instant,
+    /// No other one has it.
+    number: u64,
+}
+
+#[derive(Default)]
+struct Part {
+    replies: HashMap<String, Known>,
+    /// From the oldest on. Some may have been forgotten.
+    order: VecDeque<Place>,
+    /// Of all in `order`.
+    bytes: usize,
+    count: u64,
+}
+
+struct Place {
+    id: String,
+    number: u64,
+    end: Instant,
+    size: usize,
+}
+
+/// The replies of a server. All threads use it.
+pub struct Ids {
+    parts: Vec<Mutex<Part>>,
+    hasher: RandomState,
+}
+
+impl Default for Ids {
+    fn default() -> Ids {
+        Ids { parts: (0..PARTS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
+    }
+}
+
+impl Ids {
+    /// The reply to a question with an id: the first one that was allowed, or that of `decide`.
+    ///
+    /// Others with the same id wait for it. An error if the id was another question's.
+    pub fn once(
+        &self,
+        id: &str,
+        question: &str,
+        decide: impl FnOnce() -> Result<Reply, String>,
+    ) -> Result<Reply, String> {
+        let question = self.hasher.hash_one(question);
+        let mut part = self.part(id);
+        let now = Instant::now();
+        part.forget_old(now);
+        if let Some(known) = part.replies.get(id).filter(|known| known.until > now) {
+            if known.question != question {
+                return Err(format!("the request_id {id:?} was that of another question"));
+            }
+            return Ok(Reply { allowed: true, text: known.text.clone(), lasts: known.until - now });
+        }
+        let reply = decide()?;
+        if reply.allowed {
+            part.add(id, question, &reply, now);
+        }
+        Ok(reply)
+    }
+
+    /// The reply with this id may be sent again for so long from now on, as far as `LASTS` allows.
+    pub fn prolong(&self, id: &str, lasts: Duration) {
+        if let Some(known) = self.part(id).replies.get_mut(id) {
+            known.until = (Instant::now() + lasts).min(known.end);
+        }
+    }
+
+    /// The next question with this id is another one.
+    pub fn forget(&self, id: &str) {
+        self.part(id).replies.remove(id);
+    }
+
+    fn part(&self, id: &str) -> MutexGuard<'_, Part> {
+        let number = self.hasher.hash_one(id) as usize % PARTS;
+        self.parts[number].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Part {
+    fn add(&mut self, id: &str, question: u64, reply: &Reply, now: Instant) {
+        let (text, end) = (reply.text.clone(), now + LASTS);
+        let size = 2 * id.len() + text.len() + OF_ENTRY;
+        let number = self.count;
+        self.count += 1;
+        self.bytes += size;
+        self.order.push_back(Place { id: id.to_owned(), number, end, size });
+        let until = (now + reply.lasts).min(end);
+        self.replies.insert(id.to_owned(), Known { question, text, until, end, number });
+        while self.bytes > MOST_BYTES {
+            self.remove_oldest();
+        }
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        while self.order.front().is_some_and(|place| place.end <= now) {
+            self.remove_oldest();
+        }
+    }
+
+    fn remove_oldest(&mut self) {
+        let Some(Place { id, number, size, .. }) = self.order.pop_front() else { return };
+        self.bytes -= size;
+        // It may have been forgotten, and be the id of a later question by now.
+        if self.replies.get(&id).is_some_and(|known| known.number == number) {
+            self.replies.remove(&id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(ids: &Ids, id: &str, question: &str, text: &str) -> Result<String, String> {
+        lasting(ids, id, question, text, LASTS)
+    }
+
+    fn lasting(ids: &Ids, id: &str, question: &str, text: &str, lasts: Duration) -> Result<String, String> {
+        let reply = ids.once(id, question, || Ok(Reply { allowed: true, text: text.to_owned(), lasts }));
+        reply.map(|reply| reply.text)
+    }
+
+    #[test]
+    fn a_question_that_is_sent_again_gets_the_first_reply() {
+        let ids = Ids::default();
+        assert_eq!(reply(&ids, "a", "q", "first").unwrap(), "first");
+        assert_eq!(reply(&ids, "a", "q", "second").unwrap(), "first");
+        assert!(reply(&ids, "a", "other", "third").is_err());
+        ids.forget("a");
+        assert_eq!(reply(&ids, "a", "other", "third").unwrap(), "third");
+    }
+
+    #[test]
+    fn a_denial_is_not_remembered() {
+        let ids = Ids::default();
+        let denied = Reply { allowed: false, text: "denied".to_owned(), lasts: LASTS };
+        assert!(!ids.once("a", "q", || Ok(denied)).unwrap().allowed);
+        assert_eq!(reply(&ids, "a", "q", "later").unwrap(), "later");
+    }
+
+    #[test]
+    fn a_reply_is_sent_again_for_as_long_as_it_lasts() {
+        let ids = Ids::default();
+        assert_eq!(lasting(&ids, "a", "q", "first", Duration::ZERO).unwrap(), "first");
+        assert_eq!(lasting(&ids, "a", "q", "second", Duration::ZERO).unwrap(), "second");
+        ids.prolong("a", LASTS);
+        assert_eq!(lasting(&ids, "a", "q", "third", Duration::ZERO).unwrap(), "second");
+    }
+
+    #[test]
+    fn the_oldest_replies_leave_when_there_is_no_room() {
+        let ids = Ids::default();
+        let long = "x".repeat(1 << 16);
+        for number in 0..2000 {
+            reply(&ids, &number.to_string(), "q", &long).unwrap();
+        }
+        for part in &ids.parts {
+            let part = part.lock().unwrap();
+            assert!(part.bytes <= MOST_BYTES && part.replies.len() == part.order.len());
+        }
+        assert_eq!(reply(&ids, "1999", "q", "again").unwrap(), long);
+        assert_eq!(reply(&ids, "0", "q", "again").unwrap(), "again");
+    }
+}

@@ -1,0 +1,43 @@
+//! The decision server of forebay: programs that aren't Python ask the limits that a host's Python processes have.
+//!
+//! Python reads the rules and makes the limiters (`plan` is what it hands over). From then on no request needs Python:
+//! `server` accepts connections, `http` and `api` read requests, `decide` matches the rules and asks forebay's C API
+//! (`capi`). Nothing of the algorithms is here.
+
+#![deny(unsafe_code)]
+#![warn(clippy::all)]
+
+#[global_allocator]
+static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+mod access;
+mod answers;
+mod api;
+mod bodies;
+mod capi;
+mod carrying;
+mod charges;
+mod charging;
+mod client;
+mod decide;
+mod entries;
+mod grpc;
+mod holding;
+mod http;
+mod ids;
+mod keys;
+mod leases;
+mod live;
+mod metrics;
+#[cfg(test)]
+mod mutations;
+mod objects;
+mod plan;
+mod python;
+mod readings;
+mod refunds;
+mod report;
+mod request;
+mod retries;
+mod server;
+mod tls;

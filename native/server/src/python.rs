@@ -1,0 +1,172 @@
+//! The module `forebay_server`, for Python.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper::HeaderMap;
+use hyper::header::{HeaderName, HeaderValue};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::access::Access;
+use crate::capi::{self, Word};
+use crate::client::as_address;
+use crate::decide::{Mode, Worker};
+use crate::live::Versions;
+use crate::plan;
+use crate::readings::{self as paths, Readings};
+use crate::report::report;
+use crate::request::{Asked, Origin};
+use crate::server::{self, Bound, Options};
+use crate::tls::Tls;
+
+#[pymodule]
+mod forebay_server {
+    #[pymodule_export]
+    use super::{Plan, Server, layouts, readings, target_readings};
+}
+
+/// The rules of a file over their limiters.
+#[pyclass(frozen, module = "forebay_server")]
+struct Plan(Arc<plan::Plan>);
+
+type Answer<'py> = (u16, Vec<(String, String)>, Bound_<'py>);
+type Bound_<'py> = pyo3::Bound<'py, PyBytes>;
+
+#[pymethods]
+impl Plan {
+    #[new]
+    fn new(py: Python<'_>, document: &str, limiters: Vec<pyo3::Bound<'_, PyAny>>) -> PyResult<Plan> {
+        let plan = plan::Plan::new(py, document, &limiters).map_err(PyValueError::new_err)?;
+        Ok(Plan(Arc::new(plan)))
+    }
+
+    /// Decide a request of a peer, as a proxy asks about it.
+    #[pyo3(signature = (method, uri, headers, peer))]
+    fn decide<'py>(
+        &self,
+        py: Python<'py>,
+        method: &str,
+        uri: &[u8],
+        headers: Vec<(String, Vec<u8>)>,
+        peer: Option<&str>,
+    ) -> PyResult<Answer<'py>> {
+        let mut fields = HeaderMap::new();
+        for (name, value) in &headers {
+            let name =
+                HeaderName::from_bytes(name.as_bytes()).map_err(|error| PyValueError::new_err(error.to_string()))?;
+            let value = HeaderValue::from_bytes(value).map_err(|error| PyValueError::new_err(error.to_string()))?;
+            fields.append(name, value);
+        }
+        let peer = match peer {
+            None => None,
+            Some(text) => Some(as_address(text).ok_or_else(|| PyValueError::new_err("the peer is no address"))?),
+        };
+        let worker = self.worker()?;
+        let readings = paths::of_target(uri);
+        let asked = Asked::new(method, readings, &fields, self.0.client.as_ref(), Origin::Peer(peer));
+        let outcome = worker.decide(&asked, Mode::Charge);
+        Ok(match outcome.denial {
+            None => (200, outcome.fields, PyBytes::new(py, b"")),
+            Some(denial) => (denial.status, denial.fields, PyBytes::new(py, denial.body.as_bytes())),
+        })
+    }
+}
+
+impl Plan {
+    fn worker(&self) -> PyResult<Worker> {
+        Worker::new(Arc::clone(&self.0)).map_err(|failure| PyValueError::new_err(self.0.core.message(failure)))
+    }
+}
+
+/// The number of the version in force, and its plan unless it can't be used.
+fn made(py: Python<'_>, make: &Py<PyAny>) -> PyResult<(u64, Option<Arc<plan::Plan>>)> {
+    let (number, plan): (u64, Option<pyo3::Bound<'_, Plan>>) = make.call0(py)?.extract(py)?;
+    Ok((number, plan.map(|plan| Arc::clone(&plan.get().0))))
+}
+
+/// A server that listens, and answers once `run` is called.
+#[pyclass(frozen, module = "forebay_server")]
+struct Server {
+    plan: Arc<plan::Plan>,
+    /// None once it has run.
+    bound: Mutex<Option<Bound>>,
+    addresses: Vec<String>,
+    options: Options,
+}
+
+#[pymethods]
+impl Server {
+    #[new]
+    #[allow(clippy::too_many_arguments)] // They are keywords.
+    #[pyo3(signature = (plan, listen, *, threads, connections, idle_s, drain_s, reuse_port, token, proxies, live, tls))]
+    fn new(
+        plan: &Plan,
+        listen: Vec<String>,
+        threads: usize,
+        connections: usize,
+        idle_s: f64,
+        drain_s: f64,
+        reuse_port: bool,
+        token: Option<String>,
+        proxies: bool,
+        live: Option<(pyo3::Bound<'_, PyAny>, usize, u64, Py<PyAny>)>,
+        tls: Option<(PathBuf, PathBuf)>,
+    ) -> PyResult<Server> {
+        let duration = |seconds: f64| {
+            Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(format!("{seconds}: {error}")))
+        };
+        let versions = live.map(|(memory, offset, number, make)| {
+            let make =
+                move || Python::attach(|py| made(py, &make)).inspect_err(|error| report(&error.to_string())).ok();
+            Ok::<_, PyErr>(Arc::new(Versions::new(
+                Word::new(&memory, offset)?,
+                Box::new(make),
+                number,
+                Arc::clone(&plan.0),
+            )))
+        });
+        let versions = versions.transpose()?;
+        let (idle, drain) = (duration(idle_s)?, duration(drain_s)?);
+        let tls = tls.map(|(certificate, key)| Tls::new(certificate, key)).transpose();
+        let tls = tls.map_err(PyOSError::new_err)?.map(Arc::new);
+        let access = Access(token);
+        let options = Options { threads, connections, idle, drain, reuse_port, access, proxies, versions, tls };
+        let bound = Bound::new(&listen, &options).map_err(PyOSError::new_err)?;
+        let addresses = bound.addresses.clone();
+        Ok(Server { plan: Arc::clone(&plan.0), bound: Mutex::new(Some(bound)), addresses, options })
+    }
+
+    #[getter]
+    fn addresses(&self) -> Vec<String> {
+        self.addresses.clone()
+    }
+
+    /// Serve until SIGTERM or SIGINT.
+    fn run(&self, py: Python<'_>) -> PyResult<()> {
+        let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let bound = bound.ok_or_else(|| PyOSError::new_err("a server runs once: make another one"))?;
+        py.detach(|| server::run(&self.plan, bound, &self.options)).map_err(PyOSError::new_err)
+    }
+}
+
+/// The readings of paths, as `forebay.web.native_requests.readings`.
+#[pyfunction]
+fn readings(paths: Vec<String>) -> Vec<String> {
+    crate::readings::readings(&paths)
+}
+
+/// The readings of a target as a client has sent it: all, of the path as it was sent, and of the decoded path.
+#[pyfunction]
+fn target_readings(target: &[u8]) -> (Vec<String>, Vec<String>, Vec<String>) {
+    let Readings { all, sent, decoded } = paths::of_target(target);
+    (all, sent, decoded)
+}
+
+/// Each struct of forebay.h with its size and the offsets of its fields, and the constants, as they were compiled.
+#[pyfunction]
+fn layouts() -> (Vec<capi::Layout>, Vec<(&'static str, i64)>) {
+    (capi::LAYOUTS.to_vec(), capi::CONSTANTS.to_vec())
+}

@@ -1,0 +1,105 @@
+//! TLS by rustls: a certificate and its key from files, which are read again at SIGHUP, and the handshakes of clients.
+
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{Error, InvalidMessage, ServerConfig};
+use tokio_rustls::server::TlsStream;
+
+use crate::report::Seldom;
+
+/// For a whole handshake, at most.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// What connections over TCP begin with.
+pub struct Tls {
+    certificate: PathBuf,
+    key: PathBuf,
+    current: RwLock<Arc<ServerConfig>>,
+    reports: Reports,
+}
+
+/// Of handshakes that have failed.
+#[derive(Default)]
+struct Reports {
+    without_tls: Seldom,
+    refused: Seldom,
+    failed: Seldom,
+    slow: Seldom,
+}
+
+impl Tls {
+    /// Files in PEM: a certificate with those behind it, and its private key.
+    pub fn new(certificate: PathBuf, key: PathBuf) -> Result<Tls, String> {
+        let current = RwLock::new(configuration(&certificate, &key)?);
+        Ok(Tls { certificate, key, current, reports: Reports::default() })
+    }
+
+    /// Read the files again, for connections that begin later. After an error, the earlier ones are used further.
+    pub fn reload(&self) -> Result<(), String> {
+        let read = configuration(&self.certificate, &self.key)?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = read;
+        Ok(())
+    }
+
+    /// The stream after the handshake; None if that fails, or takes longer than a client may be `idle`.
+    pub async fn opened<S>(&self, stream: S, peer: IpAddr, idle: Duration) -> Option<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let current = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
+        let time = idle.min(HANDSHAKE_TIME);
+        match timeout(time, TlsAcceptor::from(current).accept(stream)).await {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => self.reports.report(peer, &error),
+            Err(_) => self.reports.slow.report(|| {
+                format!("the TLS handshake of {peer} took longer than {} s, so it was closed", time.as_secs_f64())
+            }),
+        }
+        None
+    }
+}
+
+impl Reports {
+    /// A client that has just gone, as one that only looks for an open port, is none to report.
+    fn report(&self, peer: IpAddr, error: &io::Error) {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+            Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => self
+                .without_tls
+                .report(|| format!("{peer} has sent something else than TLS: let it ask by https, or by TLS")),
+            Some(Error::AlertReceived(alert)) => self.refused.report(|| {
+                format!("{peer} has refused the TLS handshake: {alert:?}. Does it trust the certificate's issuer?")
+            }),
+            Some(other) => self.failed.report(|| format!("the TLS handshake of {peer} has failed: {other}")),
+            None if error.kind() == ErrorKind::InvalidData => {
+                self.failed.report(|| format!("the TLS handshake of {peer} has failed: {error}"));
+            }
+            None => {}
+        }
+    }
+}
+
+fn configuration(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
+    let unread = |file: &Path, what: &str, reason: String| format!("{} has no {what}: {reason}", file.display());
+    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let chain = chain.map_err(|error| unread(certificate, "certificate in PEM", error.to_string()))?;
+    let secret = PrivateKeyDer::from_pem_file(key);
+    let secret = secret.map_err(|error| unread(key, "private key in PEM", error.to_string()))?;
+    let mut built = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_no_client_auth()
+        .with_single_cert(chain, secret)
+        .map_err(|error| unread(certificate, "certificate of this key", error.to_string()))?;
+    built.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(built))
+}
