@@ -21,7 +21,7 @@ PUBLIC: Final = (
     ),
     *("forebay.contrib.fastapi", "forebay.contrib.flask", "forebay.contrib.httpx", "forebay.contrib.requests"),
     *("forebay.contrib.rest_framework", "forebay.contrib.arq", "forebay.contrib.celery", "forebay.contrib.dramatiq"),
-    "forebay.contrib.rq",
+    *("forebay.contrib.opentelemetry", "forebay.contrib.prometheus", "forebay.contrib.rq"),
 )
 
 

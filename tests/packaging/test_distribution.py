@@ -38,7 +38,7 @@ def sources(*patterns: str) -> set[str]:
     """The package's sources. A distribution omits sources of special builds for proofs."""
     found = (path for folder in ("src", "native") for pattern in patterns for path in (ROOT / folder).rglob(pattern))
     names = {str(path.relative_to(ROOT)) for path in found}
-    return {name for name in names if not name.startswith(("native/interleave/", "native/sanitize/"))}
+    return {name for name in names if not name.startswith(("native/interleave/", "native/sanitize/", "native/server/"))}
 
 
 def test_installed_package_is_the_one_under_test() -> None:
@@ -62,6 +62,21 @@ def test_wheel_has_stubs_modules_and_only_python_sources(wheel_names: list[str])
     assert scripts <= set(wheel_names)
     assert [name for name in wheel_names if name.endswith(".pxd")] == ["forebay/c_api.pxd"]
     assert not [name for name in wheel_names if name.endswith((".c", ".pyx"))]
+    modules = {str(Path(name).relative_to("src")) for name in sources("*.py") if name.startswith("src/")}
+    assert modules - set(wheel_names) == {name for name in modules if name.startswith("forebay/fallback/")}
+
+
+def test_wheel_with_the_compiled_core_refuses_to_run_as_the_fallback() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "import forebay"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FOREBAY_FALLBACK": "1"},
+    )
+    assert result.returncode == 1
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("ImportError: FOREBAY_FALLBACK is 1, and this forebay has the compiled core, but no")
+    assert "FOREBAY_FALLBACK=1 pip install --force-reinstall --no-binary forebay forebay" in error
 
 
 def test_readme_has_whole_addresses_in_the_metadata() -> None:
@@ -117,9 +132,11 @@ def run_setup(change: str) -> subprocess.CompletedProcess[str]:
         "print('some' if ext_modules else 'none', list(exclude_package_data)); "
         "extension = lambda *args, **kwargs: types.SimpleNamespace(); "
         "sys.modules['setuptools'] = types.SimpleNamespace(Extension=extension, setup=show); "
-        "sys.modules['setuptools.command.build_ext'] = types.SimpleNamespace(build_ext=object)"
+        "sys.modules['setuptools.command.build_ext'] = types.SimpleNamespace(build_ext=object); "
+        "sys.modules['setuptools.command.build_py'] = types.SimpleNamespace(build_py=object)"
     )
-    program = f"import os, platform, runpy, sys, types; {stand_ins}; {change}; runpy.run_path('setup.py')"
+    # The standard library chooses its own modules by the platform, too: that which setup.py imports comes first.
+    program = f"import os, platform, runpy, sys, tempfile, types; {stand_ins}; {change}; runpy.run_path('setup.py')"
     environment = {name: value for name, value in os.environ.items() if name != "FOREBAY_FALLBACK"}
     return subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env={**environment, "LC_ALL": "C"}

@@ -24,7 +24,7 @@ from forebay import LimitExceeded
 from forebay.testing import ManualClock, private_stores
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("", "docs", "docs/reference", "examples", "benchmarks")
+FOLDERS = ("", "docs", "docs/operations", "docs/reference", "examples", "benchmarks")
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

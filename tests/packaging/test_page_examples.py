@@ -50,7 +50,7 @@ def stores() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "operations.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "operations/capacity.md"])
 def test_consoles_show_what_they_show(page: str) -> None:
     text = "\n".join(CONSOLE.findall((DOCS / page).read_text()))
     test = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
@@ -201,12 +201,6 @@ def test_commands_of_the_rules_page_print_what_it_shows(tmp_path: Path) -> None:
             check=True,
         )
         assert result.stdout == printed
-
-
-@pytest.mark.parametrize("heading", ["## gunicorn", "## A directory of its own"])
-def test_options_of_stores_are_taken(heading: str, stores: None) -> None:
-    for snippet in snippets("operations.md", heading):
-        run(snippet, {"Store": Store})
 
 
 FRAMEWORKS = {
