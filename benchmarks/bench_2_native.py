@@ -7,7 +7,7 @@ from timeit import Timer
 
 import pytest
 from conftest import GENEROUS, Measure, must, statement, time_per_call
-from forebay_native import AllLoop, Loop
+from forebay_native import AllLoop, Loop, read_clock
 
 from forebay import AllOf, Concurrency, Store, TokenBucket
 
@@ -22,13 +22,25 @@ def native(function: Callable[[int], int]) -> Timer:
     return statement("f(n)", f=function, n=PER_CALL)
 
 
+def bench_native_clock(measure: Measure, generous: TokenBucket) -> None:
+    same = statement("f(k)", f=generous.allow, k=KEY)
+    measure(
+        "`clock_gettime` in native code, part of every decision but those at a tick",
+        native(read_clock),
+        calls=50,
+        operations_per_call=PER_CALL,
+        beside={"`allow` from Python": lambda: time_per_call(same, 50_000)},
+        section=SECTION,
+    )
+
+
 @pytest.mark.parametrize(
     ("title", "method", "python", "bar"),
     [
         ("`allow` of the C API, allowed", "allow", "allow", None),
         ("`allow_hash` of the C API, allowed", "allow_hash", "allow", None),
         ("`allow_at_tick` of the C API, a tick for 100 requests, allowed", "allow_at_tick", "allow", 0.7),
-        ("`decide` of the C API with its result, allowed", "decide", "hit", None),
+        ("`decide` of the C API with its result, allowed", "decide", "hit", 0.7),
         ("`decide_many` of the C API, 100 requests, allowed, per request", "decide_many", "allow", 0.7),
     ],
     ids=["allow", "allow_hash", "allow_at_tick", "decide", "decide_many"],

@@ -9,7 +9,7 @@ from timeit import Timer
 import pytest
 from conftest import GENEROUS, Measure, must, statement
 
-from forebay import AllOf, BucketedWindow, MinInterval, Rate, Store, TokenBucket
+from forebay import AllOf, BucketedWindow, Credits, MinInterval, Rate, Store, TokenBucket
 from forebay.benchmarking.limiters import ALLOWING, DENYING, busy_concurrency, three_buckets
 
 KEY = "user:42:abcdefg"
@@ -67,6 +67,17 @@ def bench_hit(measure: Measure, store: Store, algorithm: str) -> None:
     limiter = ALLOWING[algorithm](store)
     measure(f"{algorithm}: `hit`, allowed", statement("f(k)", f=limiter.hit, k=KEY), section=SECTION)
     must(store.stats().total.denied == 0)
+
+
+@pytest.mark.parametrize("method", ["allow", "hit"])
+@pytest.mark.parametrize("allowed", [True, False])
+def bench_credits(measure: Measure, store: Store, method: str, allowed: bool) -> None:
+    """A denied key has never had any, so its whole probe set is read."""
+    prepaid = Credits(store, "x")
+    prepaid.add(KEY, GENEROUS["burst"] if allowed else 0)
+    what = f"credits: `{method}`, {'allowed' if allowed else 'denied'}"
+    measure(what, statement("f(k)", f=getattr(prepaid, method), k=KEY), section=SECTION)
+    must((store.stats().total.denied == 0) is allowed)
 
 
 @pytest.mark.parametrize("method", ["allow", "hit"])

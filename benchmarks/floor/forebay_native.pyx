@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, uint8_t, uint64_t
 from libc.string cimport memset, strlen
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from forebay.c_api cimport (
     FOREBAY_ALLOWED, FOREBAY_HELD, FOREBAY_MOST_LIMITS, forebay_api, forebay_import, forebay_lease, forebay_limiter,
@@ -13,6 +14,16 @@ cdef const forebay_api* forebay = forebay_import()
 
 cdef enum:
     BATCH = 100
+
+
+def read_clock(Py_ssize_t count):
+    """Read the clock `count` times, as each decision does; return how often it could be read."""
+    cdef timespec now
+    cdef Py_ssize_t _turn, read = 0
+    with nogil:
+        for _turn in range(count):
+            read += clock_gettime(CLOCK_MONOTONIC, &now) == 0
+    return read
 
 
 cdef class Loop:
