@@ -22,6 +22,7 @@ SUFFIXES: Final = (".py", ".pyi", ".pyx", ".pxd")
 # that name and of lower layers only: the names of one layer do not import each other.
 LAYERS: Final = (
     ("forebay._version", "forebay.c_api", "forebay.errors", "forebay.forking", "forebay.host_time"),
+    ("forebay.fallback.stand_ins",),
     ("forebay._native",),
     (
         *("forebay.alive", "forebay.awaited", "forebay.extras", "forebay.flows", "forebay.headers", "forebay.names"),
@@ -34,9 +35,11 @@ LAYERS: Final = (
     ("forebay.holding", "forebay.store", "forebay.waiting"),
     ("forebay.core",),
     ("forebay.fallback",),
+    ("forebay.own_counts",),
     ("forebay.redis", "forebay.shedding", "forebay.testing", "forebay.verification"),
-    ("forebay.limits", "forebay.urls", "forebay.web"),
+    ("forebay.limits", "forebay.metrics", "forebay.snapshots", "forebay.urls", "forebay.web"),
     ("forebay.benchmarking", "forebay.contrib", "forebay.fallback.web", "forebay.rules", "forebay.tuning"),
+    ("forebay.serving",),
     ("forebay.cli",),
     ("forebay",),
     ("pytest_forebay",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
+import select
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from forebay import Store
 from forebay.testing import ManualClock
 
 Result = TypeVar("Result")
+LONGEST_CHILD_S = 600
 
 # A shell starts background processes with SIGINT ignored, and some tests interrupt themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -131,7 +133,7 @@ def in_child() -> Callable[[Callable[[], Result]], Result]:
 def run_in_child(function: Callable[[], Result]) -> Result:
     """Run `function` in a forked child; return its result or raise its exception.
 
-    A child that a signal kills fails the test.
+    A child that a signal kills fails the test, and so does one that hangs: it shows where.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -149,6 +151,10 @@ def run_in_child(function: Callable[[], Result]) -> Result:
             os._exit(status)
     os.close(writing)
     with open(reading, "rb") as pipe:
+        waiting = select.poll()
+        waiting.register(pipe, select.POLLIN)
+        if not waiting.poll(LONGEST_CHILD_S * 1000):
+            os.kill(pid, signal.SIGABRT)  # pytest's fault handler prints the child's stack
         payload = pipe.read()
     _, status = os.waitpid(pid, 0)
     assert status == 0, f"the child ended with exit code {os.waitstatus_to_exitcode(status)}"

@@ -20,6 +20,7 @@ from forebay import (
     Rate,
     TokenBucket,
 )
+from forebay.redis import SyncedStore
 
 pytestmark = pytest.mark.places(*EXACT)
 
@@ -57,7 +58,7 @@ def test_default_burst_is_the_rates_limit(store: Any) -> None:
     assert limiter.burst == 3
     assert limiter.rate == Rate(3, 60)
     assert limiter.name == "api"
-    assert limiter.store is getattr(store, "_host_store", store)
+    assert limiter.store is (store.host_store if isinstance(store, SyncedStore) else store)
     assert [limiter.allow("k") for _ in range(5)] == [True, True, True, False, False]
 
 

@@ -125,6 +125,7 @@ class SeveralAndOracles(RuleBasedStateMachine):
                 else:
                     one.cancel(its_rule, key, cost, self.now)
 
+    @precondition(lambda self: not self.has_slots)
     @rule(key=keys, permits=st.integers(1, 3) | magnitudes(1, 2**40), data=st.data())
     def add(self, key: Any, permits: int, data: st.DataObject) -> None:
         limiter, (name, its_rule) = data.draw(
@@ -212,7 +213,7 @@ TestSynced = machine_of("synced", SYNCED, list(OF_ONE_HOST), 25)
 TestRedis = machine_of("redis", REDIS, EXACT_OVER_REDIS, 40)
 TestAsyncio = machine_of("asyncio", REDIS, EXACT_OVER_REDIS, 8)
 # One call for each slot, as over a cluster. Without other clients in between, the answers are the same, except after a
-# charge that is rolled back: a window that it began, or the oldest permits of a log.
+# charge that is rolled back: a window that it began, the oldest permits of a log, or the last permits above a burst.
 TestSlots = machine_of(
     "redis", REDIS, [kind for kind in EXACT_OVER_REDIS if kind not in ("FixedWindowFirst", "SlidingLog")], 40,
     has_slots=True,

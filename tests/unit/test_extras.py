@@ -18,6 +18,8 @@ NEEDS = {
     "forebay.contrib.fastapi": ("starlette", "fastapi"),
     "forebay.contrib.flask": ("flask", "flask"),
     "forebay.contrib.httpx": ("httpx", "httpx"),
+    "forebay.contrib.opentelemetry": ("opentelemetry", "opentelemetry"),
+    "forebay.contrib.prometheus": ("prometheus_client", "prometheus"),
     "forebay.contrib.requests": ("requests", "requests"),
     "forebay.contrib.rest_framework": ("rest_framework", "rest-framework"),
     "forebay.contrib.rq": ("rq", "rq"),
