@@ -12,6 +12,7 @@ from decision_server import DecisionServer
 from grpc_client import Client
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from http2_frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, call_block, connected, frame, until_closed
+from process_helpers import wait_until
 
 Serve = Callable[..., DecisionServer]
 Status = HealthCheckResponse.ServingStatus
@@ -59,6 +60,21 @@ def test_a_watch_gets_the_status_and_the_end(serve: Serve) -> None:
         assert [one.status for one in known] == [Status.NOT_SERVING]
         assert list(unknown) == []
         assert server.process.wait(60) == 0
+
+
+def test_a_client_whose_host_is_gone_is_noticed(serve: Serve) -> None:
+    server = serve(RULES)
+    with Client(server) as client:
+        watch = client.health.Watch(HealthCheckRequest(), timeout=120)
+        assert next(watch).status == Status.SERVING
+        # Until the client has acknowledged what it got, another timer runs.
+        wait_until(lambda: _timers(server.port) == {"02"}, "the timer that asks whether the client is there")
+
+
+def _timers(port: int) -> set[str]:
+    """The kinds of timers of the established connections of this port. 02 asks by TCP whether the client is there."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {row[5].partition(":")[0] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01"}
 
 
 def test_a_server_without_proxies_has_health_only(serve: Serve) -> None:
