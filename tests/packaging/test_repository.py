@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import forebay
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCE: str = PROJECT["project"]["urls"]["Source"]
@@ -57,6 +59,17 @@ def test_files_name_one_repository() -> None:
     assert PROJECT["project"]["urls"]["Documentation"] in (ROOT / "ci/site/mkdocs.yml").read_text()
 
 
+SERVER_FILES = ["native/server/Cargo.toml", "native/server/pyproject.toml", "pyproject.toml"]
+"""The files that have the version of the decision server."""
+
+
+def versions_of_the_server(folder: Path, version: str) -> None:
+    """Copies of these files with this version."""
+    for name in SERVER_FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text((ROOT / name).read_text().replace(forebay.__version__, version))
+
+
 RELEASED = "# Changelog\n\n## 1.2.3 (2027-01-31)\n\n### Added\n\n## 1.2.2 (2026-12-01)\n"
 
 
@@ -75,6 +88,16 @@ def test_release_needs_its_tag_and_its_changelog(tmp_path: Path, tag: str, chang
     (tmp_path / "src/forebay").mkdir(parents=True)
     (tmp_path / "src/forebay/_version.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(changelog)
+    versions_of_the_server(tmp_path, "1.2.3")
     problems = list(runpy.run_path(str(ROOT / "ci/check_release.py"))["problems"](tag, tmp_path))
     assert len(problems) == len(expected)
     assert all(text in problem for problem, text in zip(problems, expected, strict=True))
+
+
+def test_release_needs_the_version_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "src/forebay").mkdir(parents=True)
+    (tmp_path / "src/forebay/_version.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text(RELEASED)
+    versions_of_the_server(tmp_path, "1.2.2")
+    problems = list(runpy.run_path(str(ROOT / "ci/check_release.py"))["problems"]("v1.2.3", tmp_path))
+    assert [problem.partition(" ")[0] for problem in problems] == SERVER_FILES
