@@ -131,6 +131,8 @@ class Worker:
         while True:
             ready, _, _ = select.select([self._pipe, self._pid_fd], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
+                # pytest's fault handler prints where each of its threads is.
+                os.kill(self.pid, signal.SIGABRT)
                 raise Hung(f"process {self.pid} returned no result within {deadline_s:.0f} s")
             if self._pipe in ready:
                 data = os.read(self._pipe, 1 << 20)
