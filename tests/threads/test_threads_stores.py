@@ -164,7 +164,8 @@ def test_counts_of_a_fallback_belong_to_their_process_in_all_threads() -> None:
 
         return {counts.take("k", 9) for counts, _ in race(ROUNDS, lambda: next(waiting), add, add)}
 
-    assert Worker(in_child).result() == {2}
+    # Threads that spin take long turns where more run than there are processors.
+    assert Worker(in_child).result(600) == {2}
     assert {counts.take("k", 9) for counts in parents} == {5}
 
 
