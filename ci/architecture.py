@@ -49,6 +49,7 @@ LAYERS: Final = (
 REACHES: Final = {
     ("forebay/awaited.pyx", "_getframe"): "the documented function of `sys`, which has no other name",
     ("forebay/fallback/awaited.py", "_getframe"): "the documented function of `sys`, which has no other name",
+    ("forebay/cli/serve.py", "_exit"): "the documented function of `os`, which has no other name",
     ("forebay/core/c_api/functions.pyx", "_C_API"): "the name of the capsule, which its users import it by",
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
     ("forebay/redis/operations.py", "_is_coroutine"): "the mark of coroutine functions before Python 3.12",

@@ -22,6 +22,19 @@ class Plan:
         Raises ``ValueError``. O(rules).
         """
 
+class Gate:
+    """The rules of a file that Python decides, as ``forebay.serving.gated`` has them.
+
+    `client`: JSON, as a plan has it. `ask` is called in so many threads. A question that isn't answered within
+    `within_s` is denied by 503. Raises ``ValueError``. *Threads*: safe. *Fork*: the child makes its own.
+    """
+
+    def __new__(cls, client: str, ask: Callable[..., object], *, threads: int, within_s: float) -> Gate: ...
+    def decide(
+        self, method: str, uri: bytes, headers: Sequence[tuple[str, bytes]], peer: str | None
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        """As ``Plan.decide``, in this thread. Raises what `ask` raises, too."""
+
 class Server:
     """A server that listens from now on, and answers while `run` runs.
 
@@ -29,14 +42,14 @@ class Server:
     a whole request for so long is closed. `drain_s`: requests that are under way at the end have so long. `token`: for
     calls of the JSON API that change state; None admits peers of this host and the trusted proxies. `proxies`: whether
     they may ask. `live`: for rules that change, a mapping of the segment, where it has the number of the version in
-    force, the number that `plan` is for, and a function that returns the number and the plan of the version in force;
+    force, the number that the plan is for, and a function that returns the number and the plan of the version in force;
     None instead of one that can't be used. `tls`: files of a certificate and its key, for connections over TCP; read
     again at SIGHUP. Raises ``OSError``.
     """
 
     def __new__(
         cls,
-        plan: Plan,
+        rules: Plan | Gate,
         listen: Sequence[str],
         *,
         threads: int,
@@ -53,8 +66,8 @@ class Server:
     def addresses(self) -> list[str]:
         """Where it listens: with the port that the host chose for port 0."""
 
-    def run(self) -> None:
-        """Answer until SIGTERM or SIGINT, without the GIL. Raises ``OSError``."""
+    def run(self) -> float:
+        """Answer until SIGTERM or SIGINT, without the GIL. What is left of `drain_s`. Raises ``OSError``."""
 
 def readings(paths: Sequence[str]) -> list[str]:
     """As ``forebay.web.native_requests.readings``: every path that a router may read in these; none if any."""

@@ -28,9 +28,11 @@ def serve(store_name: str, tmp_path: Path) -> Iterator[Callable[..., DecisionSer
     """Start servers of the rules in a text, over the store `store_name`; all of them end with the test."""
     with ExitStack() as servers:
 
-        def start(rules: str, *options: str, head: str = HEAD, name: str = "limits", **listen: Any) -> DecisionServer:
+        def start(
+            rules: str, *options: str, head: str = HEAD, name: str = "limits", store: str = "", **listen: Any
+        ) -> DecisionServer:
             file = tmp_path / f"{name}.toml"
-            file.write_text(f'store = "shm:///{store_name}?keys=10000"\n{head}{rules}')
+            file.write_text(f'store = "{store or f"shm:///{store_name}?keys=10000"}"\n{head}{rules}')
             return servers.enter_context(DecisionServer(file, *options, **listen))
 
         yield start

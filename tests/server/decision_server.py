@@ -17,9 +17,8 @@ from urllib.parse import unquote_to_bytes
 
 import forebay_server
 
-from forebay import Store
 from forebay.rules import load_rules
-from forebay.serving.plan import Plan, plan_of
+from forebay.serving.plan import plan_of
 from forebay.web.fastpath import Passage
 from forebay.web.gate import Gate
 from forebay.web.native_requests import WSGIRequest
@@ -109,11 +108,11 @@ class DecisionServer:
 class Both:
     """The rules of one file, decided by the server's code and by Python's gate, each in a store of its own."""
 
-    def __init__(self, file: Path, text: str, served: Store, own: Store, field: str = "X-Forwarded-For") -> None:
+    def __init__(self, file: Path, text: str, served: Any, own: Any, field: str = "X-Forwarded-For") -> None:
         file.write_text(HEAD.replace("X-Forwarded-For", field) + text)
         self.served, self.own = served, own
-        self.plan: Plan = plan_of(file, served, tier_field=TIER)
-        self.server = forebay_server.Plan(self.plan.document, self.plan.limiters)
+        self.plan: Any = plan_of(file, served, tier_field=TIER)
+        self.server = self.plan.compiled(forebay_server)
         self.gate = Gate(load_rules(file, store=own, tier=lambda request: request.header(TIER) or ""))
 
     def ask_server(self, method: str, target: bytes, fields: Sequence[tuple[str, str]], peer: str | None) -> Answered:

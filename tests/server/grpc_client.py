@@ -26,7 +26,7 @@ class Client:
     def __init__(self, server: DecisionServer | str) -> None:
         target = server if isinstance(server, str) else f"127.0.0.1:{server.port}"
         # The authority would be the path of a Unix socket, which is none.
-        options = [("grpc.default_authority", "localhost")]
+        options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.insecure_channel(target, options)
         self.rate_limits: Any = RateLimitServiceStub(self.channel)
         self.authorization: Any = AuthorizationStub(self.channel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,36 @@ REQUESTS = st.lists(
 )
 
 
+def drawn(count: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Requests, each with the nanoseconds that go by before it. Always the same ones."""
+    draw = random.Random(1)
+    for _ in range(count):
+        pause_ns = draw.choice([0, 0, 0, 1, 100_000_000, 500_000_000, 2_000_000_000])
+        fields = [("x-forwarded-for", draw.choice([*ADDRESSES, "2001:db8:7::9", "unknown", ""]))]
+        fields += draw.choice([[], [("x-app", "mobile/3")], [("x-app", "web"), ("x-api-key", "ada")]])
+        fields += draw.choice([[], [("x-tier", "free")], [("x-tier", "paid")]])
+        fields += draw.choice([[]] * 9 + [[("origin", "https://a"), ("access-control-request-method", "PUT")]])
+        method, target = draw.choice(["GET", "POST", "PUT", "OPTIONS"]), draw.choice(_TARGETS)
+        yield pause_ns, (method, target, fields, draw.choice(["127.0.0.1"] * 6 + ["10.0.0.9", "192.0.2.1", None]))
+
+
+KINDS = ("200 ", "403 ", "429 ", "451 ", "503 ", "address are refused", "denied until", "requests were denied")
+
+
+def compare(
+    pair: Both, requests: Iterator[tuple[int, tuple[Any, ...]]], move: Callable[[int], None], seen: Sequence[str]
+) -> None:
+    """Ask both about each request, after `move` has let its time go by. Answers of all kinds `seen` occur."""
+    kinds: dict[str, str] = {}
+    for pause_ns, request in requests:
+        move(pause_ns)
+        ours = pair.ask_server(*request)
+        assert ours == pair.ask_python(*request), request
+        kinds.setdefault(f"{ours[0]} {ours[2]!r}", str(request))
+    for each in seen:
+        assert any(each in kind for kind in kinds), f"{each} is in none of {kinds}"
+
+
 @given(REQUESTS)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_the_server_answers_as_the_gate_does(tmp_path: Path, requests: list[Any]) -> None:
@@ -232,49 +262,41 @@ def _have_same_counts(served: Store, own: Store) -> None:
 
 def test_the_server_answers_as_the_gate_does_in_a_long_run(both: Callable[[str], Both], clock: ManualClock) -> None:
     pair = both(RULES)
-    draw = random.Random(1)
-    kinds: dict[str, str] = {}
-    for _ in range(3000):
-        clock.set_ns(clock.now_ns() + draw.choice([0, 0, 0, 1, 100_000_000, 500_000_000, 2_000_000_000]))
-        fields = [("x-forwarded-for", draw.choice([*ADDRESSES, "2001:db8:7::9", "unknown", ""]))]
-        fields += draw.choice([[], [("x-app", "mobile/3")], [("x-app", "web"), ("x-api-key", "ada")]])
-        fields += draw.choice([[], [("x-tier", "free")], [("x-tier", "paid")]])
-        fields += draw.choice([[]] * 9 + [[("origin", "https://a"), ("access-control-request-method", "PUT")]])
-        method, target = draw.choice(["GET", "POST", "PUT", "OPTIONS"]), draw.choice(_TARGETS)
-        request = (method, target, fields, draw.choice(["127.0.0.1"] * 6 + ["10.0.0.9", "192.0.2.1", None]))
-        ours = pair.ask_server(*request)
-        assert ours == pair.ask_python(*request), request
-        kinds.setdefault(f"{ours[0]} {ours[2]!r}", str(request))
-    for seen in ("200 ", "403 ", "429 ", "451 ", "503 ", "address are refused", "denied until", "requests were denied"):
-        assert any(seen in kind for kind in kinds), f"{seen} is in none of {kinds}"
+    compare(pair, drawn(3000), lambda pause_ns: clock.set_ns(clock.now_ns() + pause_ns), KINDS)
     _have_same_counts(pair.served, pair.own)
 
 
-@pytest.mark.parametrize(
-    ("key", "target", "fields"),
-    [
-        ('"everyone"', b"/", []),
-        ('"constant:a"', b"/", []),
-        ('"header:X-API-Key | address"', b"/", [("x-api-key", "\xe9, b")]),
-        ('"header:X-API-Key | address"', b"/", []),
-        ('["path:id", "header:X-API-Key | constant:none", "address"]', b"/users/7%20a", []),
-        ('"path:id"', b"/users/7;a=1", []),
-        ('["path:id", "everyone"]', b"/users/a%2Fb", []),
-    ],
-)
+KEYS = [
+    ('"everyone"', b"/", []),
+    ('"constant:a"', b"/", []),
+    ('"header:X-API-Key | address"', b"/", [("x-api-key", "\xe9, b")]),
+    ('"header:X-API-Key | address"', b"/", []),
+    ('["path:id", "header:X-API-Key | constant:none", "address"]', b"/users/7%20a", []),
+    ('"path:id"', b"/users/7;a=1", []),
+    ('["path:id", "everyone"]', b"/users/a%2Fb", []),
+]
+"""Keys, and a target and the fields of a request."""
+
+
+@pytest.mark.parametrize(("key", "target", "fields"), KEYS)
 def test_a_key_is_the_same_for_the_server_and_for_python(
     tmp_path: Path, key: str, target: bytes, fields: list[tuple[str, str]]
 ) -> None:
-    path = 'path = "/users/{id}"\n' if "path:id" in key else ""
     with Store.private(keys=4096) as store:
-        pair = Both(tmp_path / "limits.toml", f"{LIMIT}{RULE}{path}key = {key}\n", store, store)
-        first = pair.ask_server("GET", target, fields, "127.0.0.1")
-        assert first[1][1][1].startswith('"a";r=4')
-        if target == b"/users/a%2Fb":
-            # Only a router that doesn't decode the path takes it for a user's.
-            assert pair.ask_python("GET", target, fields, "127.0.0.1")[1] == []
-        else:
-            assert pair.ask_python("GET", target, fields, "127.0.0.1")[1][1][1].startswith('"a";r=3')
+        have_same_key(tmp_path, store, key, target, fields)
+
+
+def have_same_key(folder: Path, store: Any, key: str, target: bytes, fields: list[tuple[str, str]]) -> None:
+    """The server charges a request, and Python's gate the next permit of its key."""
+    path = 'path = "/users/{id}"\n' if "path:id" in key else ""
+    pair = Both(folder / "limits.toml", f"{LIMIT}{RULE}{path}key = {key}\n", store, store)
+    first = pair.ask_server("GET", target, fields, "127.0.0.1")
+    assert first[1][1][1].startswith('"a";r=4')
+    if target == b"/users/a%2Fb":
+        # Only a router that doesn't decode the path takes it for a user's.
+        assert pair.ask_python("GET", target, fields, "127.0.0.1")[1] == []
+    else:
+        assert pair.ask_python("GET", target, fields, "127.0.0.1")[1][1][1].startswith('"a";r=3')
 
 
 _HOPS = st.sampled_from(
@@ -402,13 +424,6 @@ def test_a_file_whose_keys_need_no_address_needs_no_proxies(tmp_path: Path) -> N
     file.write_text("version = 1\n" + LIMIT + RULE + 'key = "everyone"\n')
     with Store.private(keys=64) as store:
         assert plan_of(file, store).trusts_unix
-
-
-def test_a_store_over_redis_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "limits.toml"
-    file.write_text('version = 1\nstore = "redis://localhost/0"\n' + LIMIT + RULE + 'key = "everyone"\n')
-    with pytest.raises(InvalidRuleFile, match="the server decides in the memory of a host"):
-        plan_of(file)
 
 
 def test_a_store_of_another_clock_is_refused(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, HeaderValue};
-use hyper::{HeaderMap, Method};
+use hyper::{HeaderMap, Method, StatusCode};
 use serde::{Deserialize, Serialize};
 
+use crate::answers::{Answer, Fields};
 use crate::charges::Charged;
-use crate::client::as_address;
+use crate::client::{ClientAddress, as_address};
 use crate::decide::{LimitDecision, Mode, Outcome, Worker};
+use crate::gate;
 use crate::ids::{self, Ids, Reply};
 use crate::leases::{Leases, Open};
 use crate::metrics::AskedBy;
@@ -55,7 +57,7 @@ impl Shared {
 }
 
 /// A reply: whether it allows what was asked for, and its document. The text of an error is for the asking service.
-type Replied = Result<(bool, String), String>;
+pub type Replied = Result<(bool, String), String>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -104,13 +106,35 @@ struct ReplyDocument<'a> {
     retry_after: Option<u64>,
     headers: Vec<Field>,
     body: String,
-    limits: Vec<LimitReply<'a>>,
+    /// None if Python decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<Vec<LimitReply<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     charge: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     delay: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     lease: Option<LeaseReply>,
+}
+
+impl ReplyDocument<'_> {
+    fn new(fields: Fields, denial: Option<Answer>) -> Self {
+        let allowed = denial.is_none();
+        let Answer { status, fields, body, wait_s: retry_after } =
+            denial.unwrap_or(Answer { status: 200, fields, ..Answer::default() });
+        let headers = fields.into_iter().map(|(name, value)| Field { name, value }).collect();
+        ReplyDocument {
+            allowed,
+            status,
+            retry_after,
+            headers,
+            body,
+            limits: None,
+            charge: None,
+            delay: None,
+            lease: None,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -184,7 +208,7 @@ struct Described<'a> {
 }
 
 impl<'a> Described<'a> {
-    fn new(call: AskedBy, worker: &Worker, question: &'a Question) -> Result<Described<'a>, String> {
+    fn new(call: AskedBy, address: Option<&ClientAddress>, question: &'a Question) -> Result<Described<'a>, String> {
         if question.uri.is_empty() {
             return Err("the uri is empty: send a target such as \"/api/orders?page=2\"".to_owned());
         }
@@ -205,7 +229,7 @@ impl<'a> Described<'a> {
             None => None,
             Some(text) => Some(as_address(text).ok_or_else(|| format!("the client {} is no address", shown(text)))?),
         };
-        if client.is_none() && worker.plan.client.is_some() {
+        if client.is_none() && address.is_some() {
             return Err("the rules need the client's address: send client, such as \"203.0.113.7\"".to_owned());
         }
         if question.request_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > LONGEST_ID) {
@@ -274,20 +298,12 @@ impl<'a> Described<'a> {
             lasts: lasts.as_secs_f64(),
         });
         let is_refundable = allowed && (self.question.refundable || matches!(self.mode, Mode::Book(_)));
-        let (status, retry_after, fields, body) = match denial {
-            None => (200, None, fields, String::new()),
-            Some(denial) => (denial.status, denial.wait_s, denial.fields, denial.body),
-        };
         let document = ReplyDocument {
-            allowed,
-            status,
-            retry_after,
-            headers: fields.into_iter().map(|(name, value)| Field { name, value }).collect(),
-            body,
-            limits,
+            limits: Some(limits),
             charge: is_refundable.then(|| Charged::new(&worker.plan, charges, request_id.clone()).text()),
             delay: matches!(self.mode, Mode::Book(_)).then(|| delay_ns.unwrap_or(0) as f64 / NS),
             lease,
+            ..ReplyDocument::new(fields, denial)
         };
         let text = serde_json::to_string(&document).map_err(|error| error.to_string())?;
         // The permits of a lease that is over are others' by now.
@@ -295,8 +311,28 @@ impl<'a> Described<'a> {
     }
 }
 
+/// What a question to `/v1/decide` asks Python's gate. An error is for the asking service, with its status.
+pub fn asked_of_gate(client: Option<&ClientAddress>, data: &[u8]) -> Result<gate::Question, (StatusCode, String)> {
+    let unreadable = |reason| (StatusCode::UNPROCESSABLE_ENTITY, reason);
+    let question: Question = read(data).map_err(unreadable)?;
+    let Described { fields, origin, .. } = Described::new(AskedBy::Decide, client, &question).map_err(unreadable)?;
+    if question.refundable || question.request_id.is_some() {
+        let reason = "the server remembers no questions about limits in Redis: leave request_id and refundable out";
+        return Err((StatusCode::NOT_IMPLEMENTED, reason.to_owned()));
+    }
+    let readings = readings::of_target(question.uri.as_bytes());
+    Ok(gate::Question { method: question.method, readings, fields, origin })
+}
+
+/// The reply by the decision of Python's gate.
+pub fn reply_of_gate(outcome: Outcome) -> Replied {
+    let document = ReplyDocument::new(outcome.fields, outcome.denial);
+    let text = serde_json::to_string(&document).map_err(|error| error.to_string())?;
+    Ok((document.allowed, text))
+}
+
 fn decide(call: AskedBy, worker: &Worker, shared: &Shared, question: &Question) -> Replied {
-    Described::new(call, worker, question)?.replied(call, worker, shared)
+    Described::new(call, worker.plan.client.as_ref(), question)?.replied(call, worker, shared)
 }
 
 /// Each question by itself, in their order. If one can't be read, none is decided.
@@ -306,7 +342,7 @@ fn batch(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
         return Err(format!("a batch has at most {LARGEST_BATCH} requests"));
     }
     let described = batch.requests.iter().enumerate().map(|(number, Object(question))| {
-        let described = Described::new(AskedBy::Batch, worker, question);
+        let described = Described::new(AskedBy::Batch, worker.plan.client.as_ref(), question);
         described.map_err(|reason| format!("requests[{number}]: {reason}"))
     });
     let described = described.collect::<Result<Vec<_>, _>>()?;

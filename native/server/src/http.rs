@@ -18,7 +18,9 @@ use crate::access::{Access, Refusal};
 use crate::answers::{self, Fields};
 use crate::api;
 use crate::bodies::Bodies;
+use crate::client::ClientAddress;
 use crate::decide::{Mode, Outcome, Worker};
+use crate::gate::Gate;
 use crate::live::Versions;
 use crate::metrics::{self, AskedBy, Counts};
 use crate::plan::Plan;
@@ -27,16 +29,16 @@ use crate::report::report;
 use crate::request::{Asked, Origin};
 
 /// Bytes of a body. More are refused.
-const LARGEST_BODY: usize = 64 << 10;
+pub const LARGEST_BODY: usize = 64 << 10;
 /// The status of a denial, where a proxy takes only one for a denial.
 const STATUS_FIELD: &str = "x-forebay-status";
 
-type Answered = Response<Full<Bytes>>;
+pub type Answered = Response<Full<Bytes>>;
 
 /// How a proxy describes the request that it asks about. It says so by the path that it is configured to ask, as a
 /// client can send fields of another proxy, but can't choose that path.
 #[derive(Clone, Copy)]
-enum Description<'a> {
+pub enum Description<'a> {
     /// Fields for the target and for the method.
     Fields(&'static str, &'static str),
     /// The question has the method and the target of the request.
@@ -64,6 +66,8 @@ pub struct Serving {
     /// Whether proxies may ask.
     pub proxies: bool,
     pub api: api::Shared,
+    /// If Python decides.
+    pub gate: Option<Arc<Gate>>,
 }
 
 /// The thread that answers.
@@ -107,57 +111,27 @@ impl Answering {
     }
 
     pub fn count(&self, by: AskedBy, result: metrics::Result) {
-        self.serving.counts[self.number].count(by, result);
+        self.serving.count(self.number, by, result);
     }
 
     /// Answer one request. It never waits, except for the body of a JSON request.
     pub async fn answer(&self, peer: Option<IpAddr>, request: Request<Incoming>) -> Result<Answered, Infallible> {
+        if let Some((by, description)) = proxied(&request) {
+            if !self.serving.proxies {
+                return Ok(nothing_here());
+            }
+            let asked = asked_by(description, &self.worker(), peer, request.headers());
+            return Ok(self.serving.decided(self.number, by, asked));
+        }
         let method = request.method().clone();
         Ok(match (request.uri().path(), &method) {
-            (path, _) if path.starts_with("/auth/") && !self.serving.proxies => nothing_here(),
-            ("/auth/nginx", _) => for_nginx(self.asked_by(AskedBy::Nginx, NGINX, peer, request.headers())),
-            ("/auth/traefik", _) => for_proxy(self.asked_by(AskedBy::Traefik, FORWARDING, peer, request.headers())),
-            ("/auth/caddy", _) => for_proxy(self.asked_by(AskedBy::Caddy, FORWARDING, peer, request.headers())),
             (path, _) if path.starts_with("/v1/") => match (api::call_at(path), &method) {
                 (Some(call), &Method::POST) => self.asked_in_json(call, peer, request).await,
                 (Some(_), _) => not_allowed("POST"),
                 (None, _) => nothing_here(),
             },
-            ("/healthz", &Method::GET | &Method::HEAD) => text(StatusCode::OK, "ok\n".to_owned()),
-            ("/readyz", &Method::GET | &Method::HEAD) => match self.serving.draining.load(Ordering::Relaxed) {
-                false => text(StatusCode::OK, "ready\n".to_owned()),
-                true => text(StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
-            },
-            ("/metrics", &Method::GET | &Method::HEAD) => text(StatusCode::OK, self.metrics()),
-            ("/openapi.json", &Method::GET | &Method::HEAD) => json(StatusCode::OK, api::DESCRIPTION.to_owned()),
-            ("/healthz" | "/readyz" | "/metrics" | "/openapi.json", _) => not_allowed("GET, HEAD"),
-            (path, _) if path.strip_prefix(ENVOY).is_some_and(|target| target.starts_with('/')) => {
-                let target = request.uri().path_and_query().map_or("", |target| &target.as_str()[ENVOY.len()..]);
-                let description = Description::Itself(method.as_str(), target);
-                for_proxy(self.asked_by(AskedBy::Envoy, description, peer, request.headers()))
-            }
-            _ => nothing_here(),
+            (path, method) => self.serving.page(path, method),
         })
-    }
-
-    /// The outcome for a proxy; an error if it is configured wrongly.
-    fn asked_by(
-        &self,
-        by: AskedBy,
-        description: Description<'_>,
-        peer: Option<IpAddr>,
-        fields: &HeaderMap,
-    ) -> Result<Outcome, String> {
-        let asked = asked_by(description, &self.worker(), peer, fields);
-        self.count(
-            by,
-            match &asked {
-                Err(_) => metrics::Result::Refused,
-                Ok(Outcome { denial: None, .. }) => metrics::Result::Allowed,
-                Ok(_) => metrics::Result::Denied,
-            },
-        );
-        asked
     }
 
     async fn asked_in_json(&self, by: AskedBy, peer: Option<IpAddr>, request: Request<Incoming>) -> Answered {
@@ -172,33 +146,114 @@ impl Answering {
             Err((status, reason)) => (status, Err(reason)),
             Ok(data) => (StatusCode::UNPROCESSABLE_ENTITY, api::answer(by, &self.worker(), &self.serving.api, &data)),
         };
+        self.serving.replied(self.number, by, status, document)
+    }
+}
+
+impl Serving {
+    /// `number`: the thread's.
+    pub fn count(&self, number: usize, by: AskedBy, result: metrics::Result) {
+        self.counts[number].count(by, result);
+    }
+
+    /// The response to a proxy, by the outcome; an error is one of its configuration.
+    pub fn decided(&self, number: usize, by: AskedBy, asked: Result<Outcome, String>) -> Answered {
+        self.count(
+            number,
+            by,
+            match &asked {
+                Err(_) => metrics::Result::Refused,
+                Ok(Outcome { denial: None, .. }) => metrics::Result::Allowed,
+                Ok(_) => metrics::Result::Denied,
+            },
+        );
+        if matches!(by, AskedBy::Nginx) { for_nginx(asked) } else { for_proxy(asked) }
+    }
+
+    /// The response to a call of the JSON API. `status`: that of an error.
+    pub fn replied(&self, number: usize, by: AskedBy, status: StatusCode, document: api::Replied) -> Answered {
         match document {
             Err(reason) => {
-                self.count(by, metrics::Result::Refused);
+                self.count(number, by, metrics::Result::Refused);
                 json(status, api::refusal(&reason))
             }
             Ok((allowed, document)) => {
-                self.count(by, if allowed { metrics::Result::Allowed } else { metrics::Result::Denied });
+                self.count(number, by, if allowed { metrics::Result::Allowed } else { metrics::Result::Denied });
                 json(StatusCode::OK, document)
             }
         }
     }
 
+    /// What the server tells about itself.
+    pub fn page(&self, path: &str, method: &Method) -> Answered {
+        match (path, method) {
+            ("/healthz", &Method::GET | &Method::HEAD) => text(StatusCode::OK, "ok\n".to_owned()),
+            ("/readyz", &Method::GET | &Method::HEAD) => match self.draining.load(Ordering::Relaxed) {
+                false => text(StatusCode::OK, "ready\n".to_owned()),
+                true => text(StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
+            },
+            ("/metrics", &Method::GET | &Method::HEAD) => text(StatusCode::OK, self.metrics()),
+            ("/openapi.json", &Method::GET | &Method::HEAD) => json(StatusCode::OK, api::DESCRIPTION.to_owned()),
+            ("/healthz" | "/readyz" | "/metrics" | "/openapi.json", _) => not_allowed("GET, HEAD"),
+            _ => nothing_here(),
+        }
+    }
+
     fn metrics(&self) -> String {
-        let Serving { counts, places, connections, .. } = &*self.serving;
-        let version = self.serving.versions.as_ref().map(|versions| versions.seen());
-        metrics::text(counts, version, connections.saturating_sub(places.available_permits()), *connections)
+        let version = self.versions.as_ref().map(|versions| versions.seen());
+        let unanswered = self.gate.as_ref().map(|gate| gate.unanswered());
+        let open = self.connections.saturating_sub(self.places.available_permits());
+        metrics::text(&self.counts, unanswered.as_ref().map_or(&[], |each| &each[..]), version, open, self.connections)
     }
 }
 
+/// The way of a proxy's question, and how that describes the request.
+pub fn proxied(request: &Request<Incoming>) -> Option<(AskedBy, Description<'_>)> {
+    let path = request.uri().path();
+    Some(match path {
+        "/auth/nginx" => (AskedBy::Nginx, NGINX),
+        "/auth/traefik" => (AskedBy::Traefik, FORWARDING),
+        "/auth/caddy" => (AskedBy::Caddy, FORWARDING),
+        _ if path.strip_prefix(ENVOY)?.starts_with('/') => {
+            let target = request.uri().path_and_query().map_or("", |target| &target.as_str()[ENVOY.len()..]);
+            (AskedBy::Envoy, Description::Itself(request.method().as_str(), target))
+        }
+        _ => return None,
+    })
+}
+
 /// An error if this peer can't name clients.
-pub fn trusted(plan: &Plan, peer: Option<IpAddr>) -> Result<(), String> {
-    match &plan.client {
+pub fn trusted(client: Option<&ClientAddress>, peer: Option<IpAddr>) -> Result<(), String> {
+    match client {
         Some(client) if !client.trusts(peer) => {
             let who = peer.map_or_else(|| "unix".to_owned(), |address| address.to_string());
             Err(format!("the peer {who} is none of the file's trusted_proxies, so it can't name a client"))
         }
         _ => Ok(()),
+    }
+}
+
+/// The method and the target of the request that a proxy asks about; an error if it is configured wrongly.
+pub fn described<'a>(
+    description: Description<'a>,
+    client: Option<&ClientAddress>,
+    peer: Option<IpAddr>,
+    fields: &'a HeaderMap,
+) -> Result<(&'a str, &'a [u8]), String> {
+    trusted(client, peer)?;
+    if let Some(name) = client.and_then(|client| client.field.as_ref())
+        && !fields.contains_key(name)
+    {
+        return Err(format!("the proxy sends no {name}, in which the file says that it names the client"));
+    }
+    match description {
+        Description::Itself(method, target) => Ok((method, target.as_bytes())),
+        Description::Fields(target, method) => {
+            let (Some(path), Some(word)) = (single(fields, target), single(fields, method)) else {
+                return Err(format!("a proxy sends {target} and {method}, each once"));
+            };
+            Ok((word.to_str().map_err(|_| format!("{method} is no method"))?, path.as_bytes()))
+        }
     }
 }
 
@@ -209,22 +264,8 @@ fn asked_by(
     peer: Option<IpAddr>,
     fields: &HeaderMap,
 ) -> Result<Outcome, String> {
-    trusted(&worker.plan, peer)?;
     let client = worker.plan.client.as_ref();
-    if let Some(name) = client.and_then(|client| client.field.as_ref())
-        && !fields.contains_key(name)
-    {
-        return Err(format!("the proxy sends no {name}, in which the file says that it names the client"));
-    }
-    let (method, target) = match description {
-        Description::Itself(method, target) => (method, target.as_bytes()),
-        Description::Fields(target, method) => {
-            let (Some(path), Some(word)) = (single(fields, target), single(fields, method)) else {
-                return Err(format!("a proxy sends {target} and {method}, each once"));
-            };
-            (word.to_str().map_err(|_| format!("{method} is no method"))?, path.as_bytes())
-        }
-    };
+    let (method, target) = described(description, client, peer, fields)?;
     let asked = Asked::new(method, readings::of_target(target), fields, client, Origin::Peer(peer));
     Ok(worker.decide(&asked, Mode::Charge))
 }
@@ -284,7 +325,7 @@ fn json(status: StatusCode, body: String) -> Answered {
     response
 }
 
-fn not_admitted(refusal: Refusal) -> Answered {
+pub fn not_admitted(refusal: Refusal) -> Answered {
     match refusal {
         Refusal::Peer(reason) => json(StatusCode::FORBIDDEN, api::refusal(reason)),
         Refusal::Token => {
@@ -296,11 +337,11 @@ fn not_admitted(refusal: Refusal) -> Answered {
     }
 }
 
-fn nothing_here() -> Answered {
+pub fn nothing_here() -> Answered {
     json(StatusCode::NOT_FOUND, api::refusal("there is nothing at this path: see docs/server.md"))
 }
 
-fn not_allowed(methods: &'static str) -> Answered {
+pub fn not_allowed(methods: &'static str) -> Answered {
     let mut response = json(StatusCode::METHOD_NOT_ALLOWED, api::refusal("this path has another method"));
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
     response

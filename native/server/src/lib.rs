@@ -3,6 +3,8 @@
 //! Python reads the rules and makes the limiters (`plan` is what it hands over). From then on no request needs Python:
 //! `server` accepts connections, `http` and `api` read requests, `decide` matches the rules and asks forebay's C API
 //! (`capi`). Nothing of the algorithms is here.
+//!
+//! Where the limits aren't in the host's memory, Python decides each request: `gate` asks it, and `gated` answers.
 
 #![deny(unsafe_code)]
 #![warn(clippy::all)]
@@ -21,6 +23,8 @@ mod charging;
 mod client;
 mod decide;
 mod entries;
+mod gate;
+mod gated;
 mod grpc;
 mod holding;
 mod http;

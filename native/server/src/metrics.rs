@@ -51,8 +51,9 @@ impl Counts {
     }
 }
 
-/// The text of all threads' counts, the version of live rules, and the connections.
-pub fn text(all: &[Counts], version: Option<u64>, open: usize, most: usize) -> String {
+/// The text of all threads' counts, the questions without an answer by their reasons, if Python decides, the version of
+/// live rules, and the connections.
+pub fn text(all: &[Counts], unanswered: &[(&str, u64)], version: Option<u64>, open: usize, most: usize) -> String {
     let mut text = String::from(
         "# HELP forebay_server_questions_total Requests that the server was asked about.\n\
          # TYPE forebay_server_questions_total counter\n",
@@ -63,6 +64,16 @@ pub fn text(all: &[Counts], version: Option<u64>, open: usize, most: usize) -> S
             writeln!(text, "forebay_server_questions_total{{asked_by=\"{by}\",result=\"{result}\"}} {count}")
                 .expect("a text takes any text");
         }
+    }
+    if !unanswered.is_empty() {
+        text.push_str(
+            "# HELP forebay_server_unanswered_total Questions that were answered by 503, as Python didn't decide them.\n\
+             # TYPE forebay_server_unanswered_total counter\n",
+        );
+    }
+    for (reason, count) in unanswered {
+        writeln!(text, "forebay_server_unanswered_total{{reason=\"{reason}\"}} {count}")
+            .expect("a text takes any text");
     }
     if let Some(number) = version {
         write!(

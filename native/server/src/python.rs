@@ -11,21 +11,23 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::access::Access;
+use crate::answers::{self, Fields};
 use crate::capi::{self, Word};
 use crate::client::as_address;
 use crate::decide::{Mode, Worker};
+use crate::gate::{self, Question};
 use crate::live::Versions;
 use crate::plan;
 use crate::readings::{self as paths, Readings};
 use crate::report::report;
 use crate::request::{Asked, Origin};
-use crate::server::{self, Bound, Options};
+use crate::server::{self, Bound, Options, Rules};
 use crate::tls::Tls;
 
 #[pymodule]
 mod forebay_server {
     #[pymodule_export]
-    use super::{Plan, Server, layouts, readings, target_readings};
+    use super::{Gate, Plan, Server, layouts, readings, target_readings};
 }
 
 /// The rules of a file over their limiters.
@@ -53,25 +55,12 @@ impl Plan {
         headers: Vec<(String, Vec<u8>)>,
         peer: Option<&str>,
     ) -> PyResult<Answer<'py>> {
-        let mut fields = HeaderMap::new();
-        for (name, value) in &headers {
-            let name =
-                HeaderName::from_bytes(name.as_bytes()).map_err(|error| PyValueError::new_err(error.to_string()))?;
-            let value = HeaderValue::from_bytes(value).map_err(|error| PyValueError::new_err(error.to_string()))?;
-            fields.append(name, value);
-        }
-        let peer = match peer {
-            None => None,
-            Some(text) => Some(as_address(text).ok_or_else(|| PyValueError::new_err("the peer is no address"))?),
-        };
+        let (fields, origin) = (fields_of(&headers)?, origin_of(peer)?);
         let worker = self.worker()?;
         let readings = paths::of_target(uri);
-        let asked = Asked::new(method, readings, &fields, self.0.client.as_ref(), Origin::Peer(peer));
+        let asked = Asked::new(method, readings, &fields, self.0.client.as_ref(), origin);
         let outcome = worker.decide(&asked, Mode::Charge);
-        Ok(match outcome.denial {
-            None => (200, outcome.fields, PyBytes::new(py, b"")),
-            Some(denial) => (denial.status, denial.fields, PyBytes::new(py, denial.body.as_bytes())),
-        })
+        Ok(answer_of(py, outcome.fields, outcome.denial))
     }
 }
 
@@ -79,6 +68,70 @@ impl Plan {
     fn worker(&self) -> PyResult<Worker> {
         Worker::new(Arc::clone(&self.0)).map_err(|failure| PyValueError::new_err(self.0.core.message(failure)))
     }
+}
+
+/// Rules that Python decides.
+#[pyclass(frozen, module = "forebay_server")]
+struct Gate(Arc<gate::Gate>);
+
+#[pymethods]
+impl Gate {
+    #[new]
+    #[pyo3(signature = (client, ask, *, threads, within_s))]
+    fn new(client: &str, ask: Py<PyAny>, threads: usize, within_s: f64) -> PyResult<Gate> {
+        let gate = gate::Gate::new(client, ask, threads, duration(within_s)?).map_err(PyValueError::new_err)?;
+        Ok(Gate(Arc::new(gate)))
+    }
+
+    /// Decide a request of a peer, in this thread.
+    #[pyo3(signature = (method, uri, headers, peer))]
+    fn decide<'py>(
+        &self,
+        py: Python<'py>,
+        method: &str,
+        uri: &[u8],
+        headers: Vec<(String, Vec<u8>)>,
+        peer: Option<&str>,
+    ) -> PyResult<Answer<'py>> {
+        let (method, readings) = (method.to_owned(), paths::of_target(uri));
+        let question = Question { method, readings, fields: fields_of(&headers)?, origin: origin_of(peer)? };
+        let (fields, denial) = self.0.decide(py, &question)?;
+        Ok(answer_of(py, fields, denial))
+    }
+}
+
+fn fields_of(headers: &[(String, Vec<u8>)]) -> PyResult<HeaderMap> {
+    let mut fields = HeaderMap::new();
+    for (name, value) in headers {
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let value = HeaderValue::from_bytes(value).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        fields.append(name, value);
+    }
+    Ok(fields)
+}
+
+fn origin_of(peer: Option<&str>) -> PyResult<Origin> {
+    let Some(text) = peer else { return Ok(Origin::Peer(None)) };
+    let address = as_address(text).ok_or_else(|| PyValueError::new_err("the peer is no address"))?;
+    Ok(Origin::Peer(Some(address)))
+}
+
+fn answer_of<'py>(py: Python<'py>, fields: Fields, denial: Option<answers::Answer>) -> Answer<'py> {
+    match denial {
+        None => (200, fields, PyBytes::new(py, b"")),
+        Some(denial) => (denial.status, denial.fields, PyBytes::new(py, denial.body.as_bytes())),
+    }
+}
+
+fn duration(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(format!("{seconds}: {error}")))
+}
+
+/// What the rules of a server are.
+#[derive(FromPyObject)]
+enum Given<'py> {
+    Plan(pyo3::Bound<'py, Plan>),
+    Gate(pyo3::Bound<'py, Gate>),
 }
 
 /// The number of the version in force, and its plan unless it can't be used.
@@ -90,7 +143,7 @@ fn made(py: Python<'_>, make: &Py<PyAny>) -> PyResult<(u64, Option<Arc<plan::Pla
 /// A server that listens, and answers once `run` is called.
 #[pyclass(frozen, module = "forebay_server")]
 struct Server {
-    plan: Arc<plan::Plan>,
+    rules: Rules,
     /// None once it has run.
     bound: Mutex<Option<Bound>>,
     addresses: Vec<String>,
@@ -101,9 +154,9 @@ struct Server {
 impl Server {
     #[new]
     #[allow(clippy::too_many_arguments)] // They are keywords.
-    #[pyo3(signature = (plan, listen, *, threads, connections, idle_s, drain_s, reuse_port, token, proxies, live, tls))]
+    #[pyo3(signature = (rules, listen, *, threads, connections, idle_s, drain_s, reuse_port, token, proxies, live, tls))]
     fn new(
-        plan: &Plan,
+        rules: Given<'_>,
         listen: Vec<String>,
         threads: usize,
         connections: usize,
@@ -115,18 +168,16 @@ impl Server {
         live: Option<(pyo3::Bound<'_, PyAny>, usize, u64, Py<PyAny>)>,
         tls: Option<(PathBuf, PathBuf)>,
     ) -> PyResult<Server> {
-        let duration = |seconds: f64| {
-            Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(format!("{seconds}: {error}")))
+        let rules = match rules {
+            Given::Plan(plan) => Rules::Host(Arc::clone(&plan.get().0)),
+            Given::Gate(gate) => Rules::Gate(Arc::clone(&gate.get().0)),
         };
         let versions = live.map(|(memory, offset, number, make)| {
+            let Rules::Host(plan) = &rules else { return Err(PyValueError::new_err("a gate has no live rules")) };
             let make =
                 move || Python::attach(|py| made(py, &make)).inspect_err(|error| report(&error.to_string())).ok();
-            Ok::<_, PyErr>(Arc::new(Versions::new(
-                Word::new(&memory, offset)?,
-                Box::new(make),
-                number,
-                Arc::clone(&plan.0),
-            )))
+            let word = Word::new(&memory, offset)?;
+            Ok(Arc::new(Versions::new(word, Box::new(make), number, Arc::clone(plan))))
         });
         let versions = versions.transpose()?;
         let (idle, drain) = (duration(idle_s)?, duration(drain_s)?);
@@ -136,7 +187,7 @@ impl Server {
         let options = Options { threads, connections, idle, drain, reuse_port, access, proxies, versions, tls };
         let bound = Bound::new(&listen, &options).map_err(PyOSError::new_err)?;
         let addresses = bound.addresses.clone();
-        Ok(Server { plan: Arc::clone(&plan.0), bound: Mutex::new(Some(bound)), addresses, options })
+        Ok(Server { rules, bound: Mutex::new(Some(bound)), addresses, options })
     }
 
     #[getter]
@@ -144,11 +195,12 @@ impl Server {
         self.addresses.clone()
     }
 
-    /// Serve until SIGTERM or SIGINT.
-    fn run(&self, py: Python<'_>) -> PyResult<()> {
+    /// Serve until SIGTERM or SIGINT: the seconds that are left for the end.
+    fn run(&self, py: Python<'_>) -> PyResult<f64> {
         let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner).take();
         let bound = bound.ok_or_else(|| PyOSError::new_err("a server runs once: make another one"))?;
-        py.detach(|| server::run(&self.plan, bound, &self.options)).map_err(PyOSError::new_err)
+        let left = py.detach(|| server::run(&self.rules, bound, &self.options)).map_err(PyOSError::new_err)?;
+        Ok(left.as_secs_f64())
     }
 }
 

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
@@ -32,7 +34,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::access::Access;
 use crate::api;
 use crate::bodies::Bodies;
+use crate::capi::Limiter;
 use crate::decide::Worker;
+use crate::gate::Gate;
+use crate::gated::Gated;
 use crate::grpc::{self, Watchers};
 use crate::http::{Answering, Serving};
 use crate::live::Versions;
@@ -162,6 +167,54 @@ fn unix_listener(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
+/// What decides.
+#[derive(Clone)]
+pub enum Rules {
+    /// The server itself, in the memory of the host.
+    Host(Arc<Plan>),
+    /// Python, in Redis.
+    Gate(Arc<Gate>),
+}
+
+impl Rules {
+    /// The limiters that need it from time to time.
+    fn maintained(&self) -> impl Iterator<Item = (&Plan, &Limiter)> {
+        let plan = match self {
+            Rules::Host(plan) => Some(&**plan),
+            Rules::Gate(_) => None,
+        };
+        plan.into_iter().flat_map(|plan| plan.maintained().map(move |limiter| (plan, limiter)))
+    }
+}
+
+/// What a thread answers requests by.
+trait Answers: 'static {
+    fn answer(self: Rc<Self>, watchers: Rc<Watchers>, peer: Option<IpAddr>, request: Request<Incoming>)
+    -> grpc::Answer;
+}
+
+impl Answers for Answering {
+    fn answer(
+        self: Rc<Self>,
+        watchers: Rc<Watchers>,
+        peer: Option<IpAddr>,
+        request: Request<Incoming>,
+    ) -> grpc::Answer {
+        grpc::answer(self, watchers, peer, request)
+    }
+}
+
+impl Answers for Gated {
+    fn answer(
+        self: Rc<Self>,
+        watchers: Rc<Watchers>,
+        peer: Option<IpAddr>,
+        request: Request<Incoming>,
+    ) -> grpc::Answer {
+        grpc::answer_by_gate(self, watchers, peer, request)
+    }
+}
+
 /// What all threads share.
 #[derive(Clone)]
 struct Shared {
@@ -171,8 +224,15 @@ struct Shared {
 }
 
 /// Serve until SIGTERM or SIGINT, and then until the requests under way are answered. Must not hold the GIL.
-pub fn run(plan: &Arc<Plan>, mut bound: Bound, options: &Options) -> Result<(), String> {
+///
+/// What is left of the time for these, for others to end in.
+pub fn run(rules: &Rules, mut bound: Bound, options: &Options) -> Result<Duration, String> {
     let (stopping, stop) = watch::channel(false);
+    let gate = match rules {
+        Rules::Host(_) => None,
+        Rules::Gate(gate) => Some(Arc::clone(gate)),
+    };
+    let (asking, ending) = gate.as_ref().map(Gate::start).transpose()?.unzip();
     let serving = Arc::new(Serving {
         draining: AtomicBool::new(false),
         stop: stop.clone(),
@@ -184,6 +244,7 @@ pub fn run(plan: &Arc<Plan>, mut bound: Bound, options: &Options) -> Result<(), 
         proxies: options.proxies,
         versions: options.versions.clone(),
         api: api::Shared::default(),
+        gate,
     });
     let shared = Shared { serving, stop, options: options.clone() };
     let mut threads = Vec::new();
@@ -195,16 +256,25 @@ pub fn run(plan: &Arc<Plan>, mut bound: Bound, options: &Options) -> Result<(), 
             spawn_local(reload(Arc::clone(tls), hangups));
         }
         for number in 0..options.threads {
-            let worker = Worker::new(Arc::clone(plan)).map_err(|failure| plan.core.message(failure))?;
             let listeners = bound.listeners.iter().map(Listener::try_clone).collect::<io::Result<Vec<_>>>();
             let listeners = listeners.map_err(|error| error.to_string())?;
-            let shared = shared.clone();
+            let (shared, serving) = (shared.clone(), Arc::clone(&shared.serving));
             let thread = thread::Builder::new().name(format!("forebay-{number}"));
-            let spawned = thread.spawn(move || serve(worker, number, listeners, shared));
+            let spawned = match (rules, &asking) {
+                (Rules::Host(plan), _) => {
+                    let worker = Worker::new(Arc::clone(plan)).map_err(|failure| plan.core.message(failure))?;
+                    thread.spawn(move || serve(Answering::new(worker, serving, number), listeners, shared))
+                }
+                (Rules::Gate(_), asking) => {
+                    let asking = asking.clone().ok_or("the gate hasn't begun")?;
+                    thread.spawn(move || serve(Gated { asking, serving, number }, listeners, shared))
+                }
+            };
             threads.push(spawned.map_err(|error| error.to_string())?);
         }
-        until_signal(signals, plan, &shared.serving, &threads).await
+        until_signal(signals, rules, &shared.serving, &threads).await
     });
+    let stopped_at = Instant::now();
     shared.serving.draining.store(true, Ordering::Relaxed);
     bound.close();
     // Each thread holds a receiver until it ends. Those who watch the server's health see both.
@@ -215,7 +285,13 @@ pub fn run(plan: &Arc<Plan>, mut bound: Bound, options: &Options) -> Result<(), 
         let result = thread.join().unwrap_or_else(|_| Err("a thread of the server has panicked".to_owned()));
         ended = ended.and(result);
     }
-    ended
+    let left = || options.drain.saturating_sub(stopped_at.elapsed());
+    // The threads of the gate end without those that ask them.
+    drop(asking);
+    if let Some(ending) = ending {
+        ending.wait(left());
+    }
+    ended.map(|()| left())
 }
 
 fn in_event_loop<F: Future>(work: F) -> Result<F::Output, String> {
@@ -247,7 +323,7 @@ async fn reload(tls: Arc<Tls>, mut hangups: Signal) {
 /// Returns at a signal, or if a thread has ended by itself.
 async fn until_signal(
     mut signals: Signals,
-    plan: &Plan,
+    rules: &Rules,
     serving: &Serving,
     threads: &[thread::JoinHandle<Result<(), String>>],
 ) -> Result<(), String> {
@@ -261,7 +337,7 @@ async fn until_signal(
             return Ok(());
         }
         serving.api.sweep();
-        for limiter in plan.maintained() {
+        for (plan, limiter) in rules.maintained() {
             if let Err(failure) = limiter.maintain() {
                 // Decisions go on, whatever is wrong with the store's file.
                 report(&format!("the store can't be maintained: {}", plan.core.message(failure)));
@@ -280,10 +356,10 @@ impl Listener {
 }
 
 /// One thread of the server.
-fn serve(worker: Worker, number: usize, listeners: Vec<Listener>, shared: Shared) -> Result<(), String> {
+fn serve(answering: impl Answers, listeners: Vec<Listener>, shared: Shared) -> Result<(), String> {
     let drain = shared.options.drain;
     in_event_loop(async move {
-        let answering = Rc::new(Answering::new(worker, Arc::clone(&shared.serving), number));
+        let answering = Rc::new(answering);
         // Dropped by the last connection.
         let (open, mut closed) = watch::channel(());
         let open = Rc::new(open);
@@ -324,7 +400,7 @@ fn serve(worker: Worker, number: usize, listeners: Vec<Listener>, shared: Shared
 
 /// Accept until the server stops.
 async fn accept<S>(
-    answering: &Rc<Answering>,
+    answering: &Rc<impl Answers>,
     shared: &Shared,
     open: &Rc<watch::Sender<()>>,
     accepted: impl AsyncFn() -> io::Result<(S, Option<IpAddr>)>,
@@ -385,7 +461,7 @@ where
 }
 
 async fn connection<S>(
-    answering: Rc<Answering>,
+    answering: Rc<impl Answers>,
     shared: Shared,
     _open: Rc<watch::Sender<()>>,
     stream: S,
@@ -401,7 +477,7 @@ async fn connection<S>(
     let watching = Rc::clone(&watchers);
     let service = service_fn(move |request| {
         seen.set(Instant::now());
-        grpc::answer(Rc::clone(&answering), Rc::clone(&watching), peer, request)
+        Rc::clone(&answering).answer(Rc::clone(&watching), peer, request)
     });
     let mut builder = auto::Builder::new(SameThread);
     builder.http1().max_buf_size(LARGEST_HEAD).max_headers(MOST_FIELDS).header_read_timeout(None);

@@ -8,8 +8,9 @@ import re
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from forebay.extras import Needs
 
@@ -18,6 +19,7 @@ with Needs("cli", __name__):
 
 from forebay.cli.printing import consoles, printable
 from forebay.errors import ForebayError, InvalidRuleFile, short_repr
+from forebay.store import Store
 from forebay.web.patterns import TOKEN
 
 __all__ = ["command"]
@@ -26,6 +28,8 @@ _OTHER_FILES: Final = 64
 """Files that the process has open beside its connections: the store's, and those that Python reads meanwhile."""
 _FILES_OF_THREAD: Final = 16
 """Of its event loop, and its copies of the listeners."""
+_CLOSING_S: Final = 1.0
+"""For a store over Redis, whatever else has taken the time of --drain."""
 
 
 @click.command("serve")
@@ -91,7 +95,8 @@ def command(
     tls_key: Path | None,
 ) -> None:
     """Answer proxies and services by the rules of FILE, over the host's memory: nginx auth_request, Traefik
-    ForwardAuth, Caddy forward_auth, Envoy ext_authz and rate limits by gRPC, and JSON.
+    ForwardAuth, Caddy forward_auth, Envoy ext_authz and rate limits by gRPC, and JSON. Rules over Redis are decided by
+    Python.
 
     Runs until SIGTERM or SIGINT. Exits with 0 then, with 1 if the file has problems, with 2 if it can't serve.
     """
@@ -116,7 +121,7 @@ def command(
                 'a peer behind a unix: socket names the client, so write "unix" among the trusted_proxies of the file'
             )
         server = forebay_server.Server(
-            forebay_server.Plan(plan.document, plan.limiters),
+            plan.compiled(forebay_server),
             listen,
             threads=threads,
             connections=connections,
@@ -125,7 +130,7 @@ def command(
             reuse_port=reuse_port,
             token=token,
             proxies=not no_proxies,
-            live=None if plans is None else _live(plans, forebay_server.Plan),
+            live=None if plans is None else _live(plans, forebay_server),
             tls=None if tls_certificate is None else (tls_certificate, tls_key),
         )
     except InvalidRuleFile as error:
@@ -142,11 +147,15 @@ def command(
     for address in server.addresses:
         console.print(f"listening on {printable(address)}", soft_wrap=True)
     sys.stdout.flush()
+    status, left_s = 0, 0.0
     try:
-        server.run()
+        left_s = server.run()
     except OSError as error:
         errors.print(printable(str(error)))
-        sys.exit(2)
+        status = 2
+    if not isinstance(plan.store, Store):
+        _end(plan.store, left_s, status)
+    sys.exit(status)
 
 
 def _plan_of(
@@ -167,7 +176,18 @@ def _plan_of(
     return plans.plan, plans
 
 
-def _live(plans: Any, compile_plan: Any) -> tuple[Any, int, int, Any]:
+def _end(store: Any, left_s: float, status: int) -> NoReturn:
+    """Close a store over Redis, and end the process. It gives leases back, if Redis answers soon."""
+    closing = threading.Thread(target=store.close, name="forebay-closing", daemon=True)
+    closing.start()
+    closing.join(max(left_s, _CLOSING_S))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that waits for Redis all the same would go on while the interpreter ends.
+    os._exit(status)
+
+
+def _live(plans: Any, forebay_server: Any) -> tuple[Any, int, int, Any]:
     """What the server follows live rules by."""
 
     def latest() -> tuple[int, Any]:
@@ -175,7 +195,7 @@ def _live(plans: Any, compile_plan: Any) -> tuple[Any, int, int, Any]:
         if plan is None:
             return number, None
         try:
-            return number, compile_plan(plan.document, plan.limiters)
+            return number, plan.compiled(forebay_server)
         except ValueError as error:
             plans.refuse(number, error)
             return number, None

@@ -2,5 +2,5 @@
 
 `forebay_server` is a distribution of its own, in Rust (native/server), which decides by the plan without Python.
 `unserved` refuses rules that it can't decide, `plan` writes the others as plain data, and `live` does so for each
-version of live rules.
+version of live rules. Rules over Redis are decided by Python: `gated` is what the server asks.
 """

@@ -5,19 +5,20 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import forebay.segment.layout as layout
-from forebay.errors import ForebayError, InvalidLimiter
+from forebay.errors import ForebayError, InvalidLimiter, short_repr
 from forebay.rules.keys import Functions
 from forebay.rules.live import FileSource, LiveRules
 from forebay.rules.live.publication import Publication
 from forebay.rules.live.version import build_published
 from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
-from forebay.serving.plan import Plan, host_store, written
+from forebay.serving.plan import Plan, written
 from forebay.serving.unserved import refuse_unserved
 from forebay.store import Store
+from forebay.urls import connect
 
 __all__ = ["LivePlans"]
 
@@ -34,7 +35,7 @@ class LivePlans:
     """
 
     def __init__(self, path: str | os.PathLike[str], store: str, *, tier_field: str | None) -> None:
-        self._store = host_store(store)
+        self._store = _host_store(store)
         self._tier_field = tier_field
         self._domain = Path(path).stem
         self.memory: Final = _first_page(self._store)
@@ -71,6 +72,19 @@ class LivePlans:
         problems.raise_if_any()
         built = build_published(spec, document, self._store, _FUNCTIONS, problems)
         return written(self._domain, spec, built, self._store, self._tier_field, publication.limits)
+
+
+def _host_store(url: str) -> Store:
+    store: Any = connect(url)
+    if isinstance(store, Store):
+        return store
+    store.close()
+    # Not all of the URL, which may have a password.
+    kind = short_repr(url.partition(":")[0])
+    raise InvalidLimiter(
+        f"live rules are decided in the memory of a host, and a store of {kind} is none: write "
+        "shm:///NAME?keys=1000000, or start the server without --live"
+    )
 
 
 def _first_page(store: Store) -> mmap.mmap:

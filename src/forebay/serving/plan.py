@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from forebay.core.kinds import BucketedWindow, Concurrency, LeakyBucket, TokenBucket
-from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_period_ns
 from forebay.rules.building import Built, BuiltRule
 from forebay.rules.keys import Alternative, Functions, RuleKey
@@ -25,6 +24,7 @@ from forebay.rules.model import FileRule, RuleFile
 from forebay.rules.overrides import DENIED, response_of
 from forebay.rules.problems import Problems
 from forebay.rules.refusals import BuiltDeny
+from forebay.serving.gated import GatePlan, gate_plan
 from forebay.serving.unserved import refuse_unserved
 from forebay.store import Store
 from forebay.urls import connect
@@ -37,7 +37,7 @@ from forebay.web.options import is_enabled
 from forebay.web.patterns import RequestPattern
 from forebay.web.rules import kind_of
 
-__all__ = ["Plan", "host_store", "plan_of", "written"]
+__all__ = ["Plan", "plan_of", "written"]
 
 _TOKEN: Final = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|\(\?:|.", re.DOTALL)
 """A part of the expression of a path pattern: an escape, a class, the beginning of a group, or one character."""
@@ -56,6 +56,10 @@ class Plan:
     trusts_unix: bool
     """Whether a peer behind a Unix socket may name a client. True if no rule needs one."""
 
+    def compiled(self, server: Any) -> Any:
+        """As the module `forebay_server` takes it. Raises ``ValueError`` for a limiter that decides in Python."""
+        return server.Plan(self.document, self.limiters)
+
 
 def plan_of(
     path: str | os.PathLike[str],
@@ -63,7 +67,7 @@ def plan_of(
     *,
     tier_field: str | None = None,
     holds_permits: bool = False,
-) -> Plan:
+) -> Plan | GatePlan:
     """Read a rule file, make its limiters, and write its plan. `store`: that or the URL of one, for a
     file that names none.
 
@@ -77,38 +81,35 @@ def plan_of(
     """
     file = os.fspath(path)
     problems = Problems(file)
-    # Never called: the server reads the field.
-    functions = Functions(tier=lambda request: "")
+    # Only a gate calls it.
+    functions = Functions(tier=lambda request: request.header(tier_field or "") or "")
     spec, document, _ = check(file, Path(file).read_bytes(), functions)
-    refuse_unserved(spec, document, problems, has_tiers=tier_field is not None, holds_permits=holds_permits)
-    if not spec.store and store is None:
+
+    def refuse(over_redis: bool) -> None:
+        refuse_unserved(
+            spec,
+            document,
+            problems,
+            has_tiers=tier_field is not None,
+            holds_permits=holds_permits,
+            over_redis=over_redis,
+        )
+
+    given = spec.store or store
+    refuse(over_redis=isinstance(given, str) and not given.startswith("shm:"))
+    if given is None:
         reason = 'the file names no store: write store = "shm:///NAME?keys=1000000", or start the server with --store'
         problems.add(document.value(("store",)), reason)
     problems.raise_if_any()
-    given = host_store(store) if isinstance(store, str) else store
-    loaded = load_built(file, given, functions, in_loop=False)
-    if not isinstance(loaded.store, Store):
+    loaded = load_built(file, connect(store) if isinstance(store, str) else store, functions, in_loop=False)
+    if isinstance(loaded.store, Store):
+        return written(Path(file).stem, loaded.spec, loaded.built, loaded.store, tier_field)
+    # Shared memory may have a fallback.
+    refuse(over_redis=True)
+    if problems.count:
         loaded.store.close()
-        reason = f"the server decides in the memory of a host, and {short_repr(spec.store)} is none"
-        problems.add(document.value(("store",)), f'store: {reason}: write store = "shm:///NAME?keys=1000000"')
         problems.raise_if_any()
-    return written(Path(file).stem, loaded.spec, loaded.built, loaded.store, tier_field)
-
-
-def host_store(url: str) -> Store:
-    """The store at a URL such as ``shm:///shop?keys=1000000``.
-
-    Raises ``InvalidLimiter`` for one that isn't in the memory of a host, and what ``connect`` raises.
-    """
-    store: Any = connect(url)
-    if isinstance(store, Store):
-        return store
-    store.close()
-    # Not all of the URL, which may have a password.
-    kind = short_repr(url.partition(":")[0])
-    raise InvalidLimiter(
-        f"the server decides in the memory of a host, and a store of {kind} is none: write shm:///NAME?keys=1000000"
-    )
+    return gate_plan(loaded.built, loaded.store, _client(loaded.spec))
 
 
 def written(

@@ -12,9 +12,11 @@ use super::messages::auth::{
 };
 use super::messages::fields_of;
 use crate::answers::Fields;
-use crate::client::as_address;
-use crate::decide::{Mode, Outcome, Worker};
-use crate::http::{Answering, trusted};
+use crate::client::{ClientAddress, as_address};
+use crate::decide::{Mode, Outcome};
+use crate::gate::Question;
+use crate::gated::Gated;
+use crate::http::{Answering, Serving, trusted};
 use crate::metrics::{self, AskedBy};
 use crate::readings;
 use crate::report::shown;
@@ -25,8 +27,29 @@ const MOST_FIELDS: usize = 4096;
 
 pub fn check(answering: &Answering, peer: Option<IpAddr>, asked: CheckRequest) -> Result<CheckResponse, Status> {
     let worker = answering.worker();
-    let decided = decided(&worker, peer, asked);
-    answering.count(
+    let client = worker.plan.client.as_ref();
+    let decided = described(client, peer, asked).map(|(method, path, fields, origin)| {
+        let asked = Asked::new(&method, readings::of_target(path.as_bytes()), &fields, client, origin);
+        worker.decide(&asked, Mode::Charge)
+    });
+    answered(&answering.serving, answering.number, decided)
+}
+
+/// As `check`, by Python's gate.
+pub async fn check_by_gate(gated: &Gated, peer: Option<IpAddr>, asked: CheckRequest) -> Result<CheckResponse, Status> {
+    let decided = match described(gated.asking.client(), peer, asked) {
+        Err(status) => Err(status),
+        Ok((method, path, fields, origin)) => {
+            let readings = readings::of_target(path.as_bytes());
+            Ok(gated.asking.ask(Question { method, readings, fields, origin }).await)
+        }
+    };
+    answered(&gated.serving, gated.number, decided)
+}
+
+fn answered(serving: &Serving, number: usize, decided: Result<Outcome, Status>) -> Result<CheckResponse, Status> {
+    serving.count(
+        number,
         AskedBy::Authorization,
         match &decided {
             Err(_) => metrics::Result::Refused,
@@ -37,10 +60,14 @@ pub fn check(answering: &Answering, peer: Option<IpAddr>, asked: CheckRequest) -
     decided.map(response)
 }
 
-/// An error if the request can't be read, or if its proxy is configured wrongly.
-fn decided(worker: &Worker, peer: Option<IpAddr>, asked: CheckRequest) -> Result<Outcome, Status> {
-    let client = worker.plan.client.as_ref();
-    trusted(&worker.plan, peer).map_err(Status::permission_denied)?;
+/// The method, the target, the fields and the origin of the request; an error if it can't be read, or if its proxy is
+/// configured wrongly.
+fn described(
+    client: Option<&ClientAddress>,
+    peer: Option<IpAddr>,
+    asked: CheckRequest,
+) -> Result<(String, String, HeaderMap, Origin), Status> {
+    trusted(client, peer).map_err(Status::permission_denied)?;
     let AttributeContext { source, request } = asked.attributes.unwrap_or_default();
     let Some(HttpRequest { method, path, headers, header_map }) = request.and_then(|request| request.http) else {
         return Err(Status::invalid_argument("a request has attributes.request.http"));
@@ -71,8 +98,7 @@ fn decided(worker: &Worker, peer: Option<IpAddr>, asked: CheckRequest) -> Result
         Some(Address { pipe: Some(_), .. }) => Origin::Peer(None),
         _ => return Err(Status::invalid_argument("a request has attributes.source.address, the client's")),
     };
-    let asked = Asked::new(&method, readings::of_target(path.as_bytes()), &fields, client, origin);
-    Ok(worker.decide(&asked, Mode::Charge))
+    Ok((method, path, fields, origin))
 }
 
 /// Pseudo-fields such as `:path` are no fields; Envoy has replaced what can't be in a value.

@@ -24,7 +24,9 @@ use hyper::{Request, Response, StatusCode, Version};
 use tonic::server::Grpc;
 use tonic::{Code, Status};
 
-use crate::http::Answering;
+use crate::gated::{self, Gated};
+use crate::http::{Answering, Serving};
+use crate::metrics::{self, AskedBy};
 use codec::Prost;
 use health::Watch;
 pub use health::Watchers;
@@ -32,6 +34,8 @@ use unary::{Replied, Reply};
 
 /// An answer by HTTP, by a call with one message, or by one with a stream of them.
 pub type Answered = Response<Either<Full<Bytes>, Either<Reply, tonic::body::Body>>>;
+
+pub type Answer = Pin<Box<dyn Future<Output = Result<Answered, Infallible>>>>;
 
 /// Bytes of a message. It can have the fields of a client's request several times, and they have up to 60 KiB in Envoy.
 const LARGEST_MESSAGE: usize = 512 << 10;
@@ -48,7 +52,7 @@ pub fn answer(
     watchers: Rc<Watchers>,
     peer: Option<IpAddr>,
     request: Request<Incoming>,
-) -> Pin<Box<dyn Future<Output = Result<Answered, Infallible>>>> {
+) -> Answer {
     if !is_grpc(&request) {
         return Box::pin(async move { Ok(answering.answer(peer, request).await?.map(Either::Left)) });
     }
@@ -57,8 +61,32 @@ pub fn answer(
         let answered = match answering.serving.bodies.read(body, LARGEST_MESSAGE).await {
             Err((status, reason)) => unary::failed(&Status::new(code_of(status), reason)),
             // In a box: it is large, and would be a part of each call that waits for its message.
-            Ok(data) if head.uri.path() == WATCH => Box::pin(watch(&answering, &watchers, &head.headers, data)).await,
+            Ok(data) if head.uri.path() == WATCH => {
+                Box::pin(watch(&answering.serving, &watchers, &head.headers, data)).await
+            }
             Ok(data) => call(&answering, peer, &head, &data),
+        };
+        Ok(answered.map(Either::Right))
+    })
+}
+
+/// As `answer`, by Python's gate.
+pub fn answer_by_gate(
+    gated: Rc<Gated>,
+    watchers: Rc<Watchers>,
+    peer: Option<IpAddr>,
+    request: Request<Incoming>,
+) -> Answer {
+    Box::pin(async move {
+        if !is_grpc(&request) {
+            return Ok(gated.answer(peer, request).await.map(Either::Left));
+        }
+        let (head, body) = request.into_parts();
+        let serving = &gated.serving;
+        let answered = match serving.bodies.read(body, LARGEST_MESSAGE).await {
+            Err((status, reason)) => unary::failed(&Status::new(code_of(status), reason)),
+            Ok(data) if head.uri.path() == WATCH => watch(serving, &watchers, &head.headers, data).await,
+            Ok(data) => call_by_gate(&gated, peer, &head, &data).await,
         };
         Ok(answered.map(Either::Right))
     })
@@ -82,29 +110,52 @@ fn code_of(status: StatusCode) -> Code {
 }
 
 /// A call with a stream of messages.
-async fn watch(answering: &Answering, watchers: &Watchers, fields: &HeaderMap, data: Vec<u8>) -> Replied {
-    let serving = &answering.serving;
+async fn watch(serving: &Serving, watchers: &Watchers, fields: &HeaderMap, data: Vec<u8>) -> Replied {
     let mut request = Request::new(Full::new(Bytes::from(data)));
     *request.headers_mut() = fields.clone();
     let mut grpc = Grpc::new(Prost::default()).max_decoding_message_size(LARGEST_MESSAGE);
     grpc.server_streaming(Watch { serving, watchers }, request).await.map(Either::Right)
 }
 
+/// The service and the method of a call; an error if the server doesn't serve it.
+fn called<'a>(serving: &Serving, head: &'a Parts) -> Result<(&'a str, &'a str), Status> {
+    match head.uri.path().strip_prefix('/').and_then(|path| path.split_once('/')) {
+        Some((RATE_LIMITS | AUTHORIZATION, _)) if !serving.proxies => {
+            Err(Status::unimplemented("the server was started with --no-proxies"))
+        }
+        Some(method @ ((RATE_LIMITS, "ShouldRateLimit") | (AUTHORIZATION | HEALTH, "Check"))) => Ok(method),
+        _ => Err(Status::unimplemented("the server has no such method: see docs/server.md")),
+    }
+}
+
 /// A call with one message.
 fn call(answering: &Answering, peer: Option<IpAddr>, head: &Parts, data: &[u8]) -> Replied {
     let serving = &answering.serving;
     let fields = &head.headers;
-    match head.uri.path().strip_prefix('/').and_then(|path| path.split_once('/')) {
-        Some((RATE_LIMITS | AUTHORIZATION, _)) if !serving.proxies => {
-            unary::failed(&Status::unimplemented("the server was started with --no-proxies"))
-        }
-        Some((RATE_LIMITS, "ShouldRateLimit")) => {
+    match called(serving, head) {
+        Err(status) => unary::failed(&status),
+        Ok((RATE_LIMITS, _)) => {
             unary::answer(fields, data, |asked| rate_limit::should_rate_limit(answering, peer, &asked))
         }
-        Some((AUTHORIZATION, "Check")) => {
-            unary::answer(fields, data, |asked| authorization::check(answering, peer, asked))
+        Ok((AUTHORIZATION, _)) => unary::answer(fields, data, |asked| authorization::check(answering, peer, asked)),
+        Ok(_) => unary::answer(fields, data, |asked| health::check(serving, &asked)),
+    }
+}
+
+/// As `call`, by Python's gate.
+async fn call_by_gate(gated: &Gated, peer: Option<IpAddr>, head: &Parts, data: &[u8]) -> Replied {
+    let serving = &gated.serving;
+    let fields = &head.headers;
+    match called(serving, head) {
+        Err(status) => unary::failed(&status),
+        Ok((RATE_LIMITS, _)) => {
+            serving.count(gated.number, AskedBy::RateLimit, metrics::Result::Refused);
+            unary::failed(&Status::unimplemented(gated::NO_DESCRIPTORS))
         }
-        Some((HEALTH, "Check")) => unary::answer(fields, data, |asked| health::check(serving, &asked)),
-        _ => unary::failed(&Status::unimplemented("the server has no such method: see docs/server.md")),
+        Ok((AUTHORIZATION, _)) => unary::reply_of(match unary::message_in(fields, data) {
+            Err(status) => Err(status),
+            Ok(asked) => authorization::check_by_gate(gated, peer, asked).await,
+        }),
+        Ok(_) => unary::answer(fields, data, |asked| health::check(serving, &asked)),
     }
 }

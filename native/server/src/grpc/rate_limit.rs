@@ -59,7 +59,7 @@ pub fn should_rate_limit(
 
 /// An error if the request can't be read, or if its proxy is configured wrongly.
 fn decided(worker: &Worker, peer: Option<IpAddr>, asked: &RateLimitRequest) -> Result<Outcome, Status> {
-    trusted(&worker.plan, peer).map_err(Status::permission_denied)?;
+    trusted(worker.plan.client.as_ref(), peer).map_err(Status::permission_denied)?;
     let domain = &worker.plan.domain;
     if asked.domain != *domain {
         return Err(Status::not_found(format!(

@@ -27,7 +27,12 @@ where
     In: Message + Default,
     Out: Message,
 {
-    match message_in(fields, data).and_then(decide) {
+    reply_of(message_in(fields, data).and_then(decide))
+}
+
+/// The reply of a call with this message, or error.
+pub fn reply_of(decided: Result<impl Message, Status>) -> Replied {
+    match decided {
         Ok(message) => replied(Reply { message: Some(encoded(&message)), has_ended: false }),
         Err(status) => failed(&status),
     }
@@ -51,7 +56,8 @@ fn replied(reply: Reply) -> Replied {
     response
 }
 
-fn message_in<M: Message + Default>(fields: &HeaderMap, data: &[u8]) -> Result<M, Status> {
+/// The message of a call with these fields and this body.
+pub fn message_in<M: Message + Default>(fields: &HeaderMap, data: &[u8]) -> Result<M, Status> {
     if fields.get(ENCODING).is_some_and(|encoding| encoding != "identity") {
         let mut status = Status::unimplemented("the server takes no compressed messages");
         // By the protocol, the client learns how it may send them.

@@ -1,0 +1,430 @@
+"""Rules over Redis: Python's gate decides, and the server answers whatever Redis does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from decision_server import CLIENT, Both, DecisionServer
+from envoy.service.auth.v3.external_auth_pb2 import CheckRequest
+from grpc_client import Client, fields_of
+from redis_server import RedisServer, free_port, redis_server, until
+from scripts_clock import ServerClock, moved_by_tests
+from test_server_process import is_accepted
+from test_server_rules import HELD, KEYS, KINDS, LIMIT, RULE, RULES, compare, drawn, have_same_key
+
+from forebay import InvalidRuleFile, Store, TokenBucket, connect
+from forebay.redis import LeasedStore, RedisStore
+from forebay.serving.plan import plan_of
+
+Serve = Callable[..., DecisionServer]
+
+THREE = """
+[limits.api]
+algorithm = "token-bucket"
+rate = "3/day"
+[[rules]]
+name = "api"
+limits = ["api"]
+path = "/api/*"
+"""
+ASKED = {"X-Forwarded-Uri": "/api/x?a=1", "X-Forwarded-Method": "GET", "X-Forwarded-For": "192.0.2.7"}
+MODES = ["strict", "leased", "synced"]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis(shared: RedisServer) -> RedisServer:
+    """Empty, with the scripts forgotten."""
+    with shared.client() as client:
+        client.flushall()
+        client.script_flush()
+    return shared
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """For a test that ends or stops it."""
+    with redis_server() as server:
+        yield server
+
+
+def url_of(server: RedisServer, mode: str, store_name: str, *options: str) -> str:
+    host = f"host=shm:///{store_name}?keys=10000"
+    own = {
+        "strict": ("timeout=60",),
+        "leased": ("timeout=60", host),
+        "synced": ("timeout=60", host, "keys=100", "interval=0.01"),
+    }
+    scheme = "" if mode == "strict" else f"{mode}+"
+    return f"{scheme}{server.url}?{'&'.join([*own[mode], *options])}"
+
+
+def asked(server: DecisionServer, **fields: str) -> int:
+    return server.get("/auth/traefik", {**ASKED, **fields})[0]
+
+
+def unanswered(server: DecisionServer) -> dict[str, int]:
+    """The questions that Python hasn't decided, by the reasons."""
+    lines = server.get("/metrics")[2].decode().splitlines()
+    found = [line for line in lines if line.startswith("forebay_server_unanswered_total{")]
+    return {line.split('"')[1]: int(line.split()[-1]) for line in found}
+
+
+# Decisions
+
+
+def test_the_server_answers_as_the_gate_does(redis: RedisServer, tmp_path: Path) -> None:
+    with redis.client() as client, moved_by_tests():
+        clock = ServerClock(client)
+        stores = (RedisStore(redis.url, namespace=name, timeout=60) for name in ("served", "own"))
+        with next(stores) as served, next(stores) as own:
+            # Bans are kept in the memory of a host.
+            rules = re.sub(r"\[bans\.[^\]]*\]\n(?:.+\n){2}|ban = .*\n", "", RULES)
+            pair = Both(tmp_path / "limits.toml", rules, served, own)
+            compare(pair, drawn(2000), lambda pause_ns: clock.set_us(clock.now_us + pause_ns // 1000), KINDS[:-1])
+
+
+@pytest.mark.parametrize(("key", "target", "fields"), KEYS)
+def test_a_key_is_the_same_for_the_server_and_for_python(
+    redis: RedisServer, tmp_path: Path, key: str, target: bytes, fields: list[tuple[str, str]]
+) -> None:
+    with RedisStore(redis.url, timeout=60) as store:
+        have_same_key(tmp_path, store, key, target, fields)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_python_and_the_server_share_a_limit(
+    redis: RedisServer, serve: Serve, store_name: str, tmp_path: Path, mode: str
+) -> None:
+    url = url_of(redis, mode, store_name)
+    server = serve(THREE, store=url)
+    (tmp_path / "python").mkdir()
+    with connect(url) as store:
+        python = Both(tmp_path / "python" / "limits.toml", THREE, store, store)
+        request = ("GET", b"/api/x", [("x-forwarded-for", "192.0.2.7")], "127.0.0.1")
+        assert [asked(server), python.ask_python(*request)[0], asked(server)] == [200] * 3
+        assert [asked(server), python.ask_python(*request)[0]] == [429] * 2
+        assert asked(server, **{"X-Forwarded-For": "192.0.2.8"}) == 200
+    assert server.stop() == 0
+
+
+def test_two_hosts_share_a_strict_limit(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    url = url_of(redis, "strict", store_name)
+    first, second = serve(THREE, store=url), serve(THREE, store=url)
+    assert [asked(one) for one in (first, second, second, first, second)] == [200] * 3 + [429] * 2
+
+
+def test_each_way_to_ask(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    server = serve(THREE, store=url_of(redis, "strict", store_name))
+    nginx = {"X-Original-URI": "/api/x", "X-Original-Method": "GET", "X-Forwarded-For": "192.0.2.7"}
+    status, fields, body = server.get("/auth/nginx", nginx)
+    assert (status, body, dict(fields)["ratelimit"].partition(";t=")[0]) == (200, b"", '"api";r=2')
+    assert server.get("/auth/envoy/api/x?a=1", {"X-Forwarded-For": "192.0.2.7"}, "POST")[0] == 200
+    with Client(server) as client:
+        response = client.check("/api/x?a=1")
+        added = fields_of(one.header for one in response.ok_response.response_headers_to_add)
+        assert added["ratelimit"].startswith('"api";r=0')
+        denied = client.check("/%61pi/x").denied_response
+        assert (denied.status.code, json.loads(denied.body)["violated-policies"]) == (429, ["api"])
+        assert client.check("/other").status.code == 0
+    status, fields, body = server.get("/auth/caddy", ASKED)
+    assert (status, json.loads(body)["violated-policies"]) == (429, ["api"])
+    wait_s = int(dict(fields)["retry-after"])
+    assert 20_000 < wait_s <= 28_800
+    status, fields, _ = server.get("/auth/nginx", nginx)
+    assert (status, dict(fields)["x-forebay-status"]) == (403, "429")
+    reply = server.ask("decide", uri="/api/x", client="192.0.2.7")
+    assert (reply["http"], reply["allowed"], reply["status"], "limits" in reply) == (200, False, 429, False)
+    assert wait_s - 60 < reply["retry_after"] <= wait_s
+    assert json.loads(reply["body"])["status"] == 429
+    reply = server.ask("decide", uri="/api/x", client="192.0.2.8")
+    assert (reply["allowed"], reply["status"], reply["retry_after"], reply["body"]) == (True, 200, None, "")
+    assert {field["name"]: field["value"] for field in reply["headers"]}["RateLimit"].startswith('"api";r=2')
+    # Those that are wrong are refused as with limits of the host.
+    assert server.get("/auth/traefik", {"X-Forwarded-For": "192.0.2.7"})[0] == 500
+    assert server.ask("decide", uri="/api/x")["http"] == 422
+
+
+def test_a_service_names_a_proxy_as_the_client(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    deny = '[[deny]]\nname = "listed"\naddress = ["10.9.0.0/16"]\n'
+    over_redis = serve(deny + THREE, store=url_of(redis, "strict", store_name))
+    in_memory = serve(deny + THREE, name="memory")
+    for client in ("10.9.0.7", "10.8.0.7", "192.0.2.7"):
+        question = {"uri": "/api/x", "client": client, "headers": {"X-Forwarded-For": "10.9.0.9"}}
+        replies = [server.ask("decide", **question) for server in (over_redis, in_memory)]
+        assert replies[0]["status"] == replies[1]["status"] == (403 if client == "10.9.0.7" else 200)
+
+
+def test_other_questions_are_refused_with_the_reason(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    server = serve(THREE, store=url_of(redis, "strict", store_name))
+    question = {"uri": "/api/x", "client": "192.0.2.7"}
+    for call in ("peek", "batch", "reserve", "refund", "acquire", "renew", "release"):
+        reply = server.ask(call, **question)
+        assert (reply["http"], "answers /v1/decide only" in reply["error"]) == (501, True)
+    for more in ({"request_id": "a"}, {"refundable": True}):
+        reply = server.ask("decide", **question, **more)
+        assert (reply["http"], "leave request_id and refundable out" in reply["error"]) == (501, True)
+    with Client(server) as client:
+        with pytest.raises(grpc.RpcError) as caught:
+            client.should_rate_limit([("path", "/api/x"), ("remote_address", "192.0.2.7")])
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert "ask envoy.service.auth.v3.Authorization" in caught.value.details()
+    # None of them was charged.
+    assert [asked(server) for _ in range(4)] == [200] * 3 + [429]
+
+
+def test_permits_are_held_in_the_memory_of_a_host_only(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    for store in ("redis://127.0.0.1:1/0", "synced+redis://127.0.0.1:1/0?keys=9&host=shm:///unmade?keys=9"):
+        file.write_text(f'version = 1\nstore = "{store}"\n{CLIENT}{HELD}{RULE}')
+        with pytest.raises(InvalidRuleFile, match=r"4:\d+: limits.a: the server holds permits in the memory of a host"):
+            plan_of(file, holds_permits=True)
+
+
+def test_a_rule_that_needs_a_client_needs_proxies_over_redis_too(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f'version = 1\nstore = "redis://127.0.0.1:1/0"\n{LIMIT}{RULE}charge_on = [401]\n')
+    with pytest.raises(InvalidRuleFile, match="trusted_proxies") as caught:
+        plan_of(file)
+    assert "rules[0].charge_on: the server sees no response" in str(caught.value)
+
+
+# Redis fails
+
+
+@pytest.mark.parametrize(
+    ("option", "statuses"),
+    [
+        ("when_unavailable=deny", [503, 503, 503, 503]),
+        ("when_unavailable=allow", [200, 200, 200, 200]),
+        ("hosts=1&fallback=shm:///NAME?keys=1000", [200, 200, 200, 429]),
+    ],
+)
+def test_redis_that_has_gone_leads_to_the_answer_of_the_policy(
+    own_redis: RedisServer, serve: Serve, store_name: str, option: str, statuses: list[int]
+) -> None:
+    server = serve(THREE, store=f"{own_redis.url}?{option.replace('NAME', store_name)}")
+    assert asked(server, **{"X-Forwarded-For": "192.0.2.1"}) == 200
+    own_redis.process.kill()
+    own_redis.process.wait()
+    answers = [server.get("/auth/traefik", ASKED) for _ in statuses]
+    assert [status for status, _, _ in answers] == statuses
+    if statuses[0] == 503:
+        assert dict(answers[0][1])["retry-after"] == "1"
+        assert b"can't be checked" in answers[0][2]
+    assert set(unanswered(server).values()) == {0}
+    assert server.stop() == 0
+
+
+def test_a_server_starts_without_redis_and_finds_it_later(serve: Serve) -> None:
+    port = free_port()
+    server = serve(THREE, store=f"redis://127.0.0.1:{port}/0")
+    assert asked(server) == 503
+    with redis_server(port=port):
+        until(lambda: asked(server) == 200, "the limit is decided")
+        assert [asked(server) for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("mode", ["strict", "leased"])
+def test_redis_that_hangs_is_answered_for(own_redis: RedisServer, serve: Serve, store_name: str, mode: str) -> None:
+    url = url_of(own_redis, mode, store_name).replace("timeout=60", "timeout=1")
+    server = serve(THREE, store=url)
+    with own_redis.stopped():
+        statuses: list[int] = []
+        waiting = [threading.Thread(target=lambda: statuses.append(asked(server))) for _ in range(30)]
+        for thread in waiting:
+            thread.start()
+        assert server.get("/healthz")[0] == 200
+        for thread in waiting:
+            thread.join()
+        assert statuses == [503] * 30
+        assert server.get("/healthz")[0] == 200
+    until(lambda: asked(server) == 200, "the limit is decided again")
+
+
+def test_questions_beyond_the_most_are_answered_at_once(own_redis: RedisServer, serve: Serve, store_name: str) -> None:
+    text = THREE.replace("3/day", "100000/day")
+    server = serve(text, store=url_of(own_redis, "strict", store_name))
+
+    async def ask_many() -> tuple[list[int], dict[str, int]]:
+        address = f"http://127.0.0.1:{server.port}"
+        async with contextlib.AsyncExitStack() as stack:
+            limits = httpx.Limits(max_connections=1)
+            clients = [httpx.AsyncClient(http1=False, http2=True, timeout=120, limits=limits) for _ in range(12)]
+            for client in clients:
+                await stack.enter_async_context(client)
+                await client.get(f"{address}/healthz")
+            with own_redis.stopped():
+                asking = [
+                    asyncio.create_task(client.get(f"{address}/auth/traefik", headers=ASKED))
+                    for _ in range(100)
+                    for client in clients
+                ]
+                # Those that found no room.
+                refused: list[int] = []
+                for answered in asyncio.as_completed(asking):
+                    refused.append((await answered).status_code)
+                    if len(refused) == 100:
+                        break
+                assert set(refused) == {503}
+                assert (await asyncio.to_thread(server.get, "/healthz"))[0] == 200
+                found = await asyncio.to_thread(unanswered, server)
+            answers = await asyncio.gather(*asking)
+        return [answer.status_code for answer in answers], found
+
+    statuses, found = asyncio.run(ask_many())
+    assert found["full"] >= 100
+    full = unanswered(server)["full"]
+    assert statuses.count(503) == full
+    assert statuses.count(200) == 1200 - full >= 1024
+
+
+class GateServer(DecisionServer):
+    """A server with a gate of its own.
+
+    At /hang it says so, and goes on after a line at the standard input. At /fail it raises an error, and at /200 it
+    denies by a permission.
+    """
+
+    CODE = """
+import os, sys
+import forebay_server
+
+def ask(methods, paths, sent, decoded, fields, peer):
+    if decoded[0] == "/hang":
+        print("hanging", flush=True)
+        sys.stdin.readline()
+    if decoded[0] == "/fail":
+        raise LookupError("nothing")
+    if decoded[0] == "/200":
+        return [("X-Why", "law")], (200, "", None)
+    return [("X-Asked", f"{methods} {peer} {fields['x-a']}")], None
+
+server = forebay_server.Server(
+    forebay_server.Gate("null", ask, threads=1, within_s=float(sys.argv[1])), ["127.0.0.1:0"], threads=1,
+    connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True, live=None, tls=None,
+)
+print("listening on", server.addresses[0], flush=True)
+assert 0 < server.run() <= 60
+os._exit(0)
+"""
+
+    def __init__(self, within_s: float) -> None:
+        command = [sys.executable, "-c", self.CODE, str(within_s)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.addresses = [self.said().removeprefix("listening on ")]
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+def test_a_question_that_is_late_or_fails_is_no_permission() -> None:
+    with GateServer(within_s=0.5) as server:
+        for path, reason in (("/fail", "failed"), ("/200", "failed"), ("/hang", "late"), ("/waiting", "late")):
+            before = unanswered(server)[reason]
+            status, fields, body = server.get(f"/auth/envoy{path}", {"X-A": "b"})
+            assert (status, dict(fields)["retry-after"], b"can't be checked" in body) == (503, "1", True)
+            assert unanswered(server)[reason] == before + 1
+        server.go_on()
+        until(lambda: server.get("/auth/envoy/", {"X-A": "b"})[0] == 200, "the gate goes on")
+        fields = dict(server.get("/auth/envoy/", {"X-A": "b"}, "POST")[1])
+        assert fields["x-asked"] == "('POST',) 127.0.0.1 b"
+        server.process.terminate()
+        _, errors = server.process.communicate(timeout=60)
+        assert "forebay: a request can't be decided: LookupError: nothing" in errors
+        assert server.process.returncode == 0
+
+
+def test_the_fields_of_questions_that_wait_have_a_bound() -> None:
+    with GateServer(within_s=600) as server, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(server)) for _ in range(2)]
+        request = CheckRequest()
+        request.attributes.request.http.method = "GET"
+        request.attributes.request.http.path = "/hang"
+        request.attributes.request.http.headers["x-a"] = "a" * 450_000
+        asking = [client.authorization.Check.future(request, timeout=120) for _ in range(100) for client in clients]
+        # Of 200, about 140 have room.
+        until(lambda: unanswered(server)["full"] >= 50, "there is no room for more")
+        assert server.get("/healthz")[0] == 200
+        server.kill()
+        for call in asking:
+            call.exception()
+
+
+# The end
+
+
+def test_sigterm_lets_a_question_end() -> None:
+    with GateServer(within_s=600) as server:
+        statuses: list[int] = []
+        thread = threading.Thread(target=lambda: statuses.append(server.get("/auth/envoy/hang", {"X-A": "b"})[0]))
+        thread.start()
+        assert server.said() == "hanging"
+        server.process.terminate()
+        until(lambda: not is_accepted(server.port), "the server ends")
+        server.go_on()
+        thread.join()
+        assert statuses == [200]
+        assert server.process.wait(60) == 0
+
+
+def is_asked(redis: RedisServer) -> bool:
+    """Whether something is sent to this server that it hasn't read: a question, or a connection."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(line[1].endswith(f":{redis.port:04X}") and int(line[4].partition(":")[2], 16) > 0 for line in lines)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sigterm_ends_a_server_whose_redis_hangs(
+    own_redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    url = url_of(own_redis, mode, store_name).replace("timeout=60", "timeout=3600")
+    server = serve(THREE, "--drain", "1", store=url)
+    with own_redis.stopped():
+        failed: list[object] = []
+
+        def ask() -> None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                failed.append(asked(server))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until(lambda: is_asked(own_redis), "Redis is asked")
+        assert server.stop() == 0
+        thread.join()
+
+
+def test_leases_come_back_at_the_end(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    rules = THREE.replace("3/day", "1000/day")
+    server = serve(rules, store=url_of(redis, "leased", store_name, "lease=60"))
+    assert [asked(server) for _ in range(10)] == [200] * 10
+    redis_store, host = RedisStore(redis.url, timeout=60), Store.private(keys=100)
+    with LeasedStore(redis_store, host, lease=60, owns_stores=True) as store:
+        limiter = TokenBucket(store, "api", "1000/day")
+        assert limiter.peek("192.0.2.7").remaining < 990
+        assert server.stop() == 0
+        assert limiter.peek("192.0.2.7").remaining >= 990
