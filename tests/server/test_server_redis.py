@@ -299,8 +299,8 @@ def test_questions_beyond_the_most_are_answered_at_once(own_redis: RedisServer, 
 class GateServer(DecisionServer):
     """A server with a gate of its own.
 
-    At /hang it says so, and goes on after a line at the standard input. At /fail it raises an error, and at /200 it
-    denies by a permission.
+    At /hang it says so, and goes on after a line at the standard input. At /fail it raises an error, at /200 it denies
+    by a permission, and at /waiting it says that it was asked.
     """
 
     CODE = """
@@ -311,6 +311,8 @@ def ask(methods, paths, sent, decoded, fields, peer):
     if decoded[0] == "/hang":
         print("hanging", flush=True)
         sys.stdin.readline()
+    if decoded[0] == "/waiting":
+        print("asked", flush=True)
     if decoded[0] == "/fail":
         raise LookupError("nothing")
     if decoded[0] == "/200":
@@ -354,7 +356,9 @@ def test_a_question_that_is_late_or_fails_is_no_permission() -> None:
         fields = dict(server.get("/auth/envoy/", {"X-A": "b"}, "POST")[1])
         assert fields["x-asked"] == "('POST',) 127.0.0.1 b"
         server.process.terminate()
-        _, errors = server.process.communicate(timeout=60)
+        said, errors = server.process.communicate(timeout=60)
+        # A question that is late before its turn is charged to no limit.
+        assert said == "hanging\n"
         assert "forebay: a request can't be decided: LookupError: nothing" in errors
         assert server.process.returncode == 0
 
@@ -414,6 +418,7 @@ def test_sigterm_ends_a_server_whose_redis_hangs(
         thread = threading.Thread(target=ask)
         thread.start()
         until(lambda: is_asked(own_redis), "Redis is asked")
+        assert server.get("/healthz")[0] == 200
         assert server.stop() == 0
         thread.join()
 
