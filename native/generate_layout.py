@@ -152,8 +152,9 @@ def ruler(s: Struct) -> list[str]:
                 out[-1] = out[-1].ljust(32) + "|"
                 out.append(edge)
             continue
-        label = f" {f.name}" + (f"  ({f.size} bytes)" if rows > 1 else "")
-        out += [f"{f.offset:5} |{label:<25}|", edge]
+        name, size = f" {f.name}", f"  ({f.size} bytes)" if rows > 1 else ""
+        lines = [name + size] if len(name + size) <= 25 else [name, size]
+        out += [*(f"{f.offset if line is lines[0] else '':5} |{line:<25}|" for line in lines), edge]
     return ["```", *out, "```"]
 
 

@@ -17,6 +17,10 @@ def scraped(*stores: Any) -> dict[tuple[str, ...], float]:
     ForebayCollector(*stores, registry=registry)
     families = text_string_to_metric_families(generate_latest(registry).decode())
     order = {metric.sample: metric.labels for metric in METRICS}
+    for metric in METRICS:
+        if metric.kind == "histogram":
+            order |= {metric.sample: (*metric.labels, "le")}
+            order |= {f"{metric.family}_{part}": metric.labels for part in ("count", "sum")}
     return {
         (sample.name, *(sample.labels[label] for label in order[sample.name])): sample.value
         for family in families

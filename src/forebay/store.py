@@ -27,6 +27,7 @@ from forebay.store_options import DIRECTORY, check_options, checked_mode, defaul
 __all__ = ["DIRECTORY", "HotKey", "LimiterStats", "Store", "StoreStats", "clear", "default_path"]
 
 CLEARED_AT_ONCE: Final = 2**20
+LATENCY_BYTES: Final = layout.HEADER_REDIS_LATENCY - layout.HEADER_DECISION_LATENCY
 
 
 class Store:
@@ -329,6 +330,7 @@ def clear(store: Store) -> None:
                 # The cells behind the usable ones stay blocked.
                 _clear(fd, offset, offset + shape.used_cells * layout.CELL.size)
                 _clear(fd, offset + shape.group_count * layout.GROUP_BYTES, offset + size)
+        _clear(fd, layout.HEADER_DECISION_LATENCY, layout.HEADER_REDIS_LATENCY + LATENCY_BYTES)
         if store.segment.follows_python:
             _clear(fd, layout.HEADER_MANUAL_NS, layout.HEADER_MANUAL_NS + 8)
 

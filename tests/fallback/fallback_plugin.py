@@ -32,7 +32,7 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         *("unit/test_counter_lines.py", "unit/test_free_space.py", "unit/test_removal.py", "unit/test_verification.py"),
         *("unit/test_damaged_permits.py", "unit/test_layout_generator.py", "unit/test_process_identity.py"),
         *("unit/test_metrics_segments.py", "unit/test_snapshots.py", "property/test_snapshot_files.py"),
-        *("unit/test_hot_keys.py", "threads/test_threads_hot_keys.py"),
+        *("unit/test_hot_keys.py", "unit/test_latency.py", "threads/test_threads_hot_keys.py"),
         "unit/test_field_bounds.py::test_abandoned_claim_can_be_taken_after_two_units_and_again_after_its_stamp_wraps",
         "unit/test_field_bounds.py::test_cost_of_0_over_a_damaged_state_has_no_delay",
         "unit/test_field_bounds.py::test_decisions_do_not_depend_on_counters_that_wrap",

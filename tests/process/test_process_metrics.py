@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from process_helpers import FREE_USER, Crew, Meeting, as_user
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +15,7 @@ from forebay.contrib.prometheus import ForebayCollector
 
 WORKERS = 4
 TURNS = 30
+LATENCIES = 20_000
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -57,6 +59,40 @@ def test_workers_scraped_in_turn_show_the_same_growing_counters(crew: Crew, name
         assert [samples[key] for samples in in_turn] == [WORKERS * (1 + at) for at in range(TURNS * WORKERS)]
         outside = scraped(collector_of(name))
         assert scraped(collector_of(store)) == outside == in_turn[-1]
+
+
+def _add_latencies(index: int, name: str, meeting: Meeting) -> None:
+    with Store(name, keys=1000) as store:
+        meeting.wait(index)
+        for _ in range(LATENCIES):
+            store.segment.note_decision_latency(1000)
+
+
+def test_workers_add_latencies_to_one_histogram(crew: Crew, name: str) -> None:
+    with Store(name, keys=1000) as store:
+        crew.run(WORKERS, _add_latencies, name, Meeting(WORKERS))
+        registry = collector_of(store)
+        labels = {"store": name}
+        assert registry.get_sample_value("forebay_decision_latency_seconds_count", labels) == WORKERS * LATENCIES
+        total_s = registry.get_sample_value("forebay_decision_latency_seconds_sum", labels)
+        assert total_s == pytest.approx(WORKERS * LATENCIES * 1e-6)
+
+
+def _note_latencies(name: str) -> bool:
+    with Store.attach(name) as store:
+        store.segment.note_decision_latency(1000)
+        store.segment.note_redis_latency(1000)
+        return store.attachment.is_writable
+
+
+def test_process_that_may_only_read_notes_no_latency(crew: Crew, name: str) -> None:
+    with Store(name, keys=1000) as store:
+        os.chmod(f"/dev/shm/forebay-{name}", 0o644)
+        # A write to its memory would end it.
+        assert not crew.start(as_user, FREE_USER, FREE_USER, [], _note_latencies, name).result()
+        registry = collector_of(store)
+        assert registry.get_sample_value("forebay_store_up", {"store": name}) == 1
+        assert registry.get_sample_value("forebay_decision_latency_seconds_count", {"store": name}) is None
 
 
 def _decide_and_die(store_name: str) -> None:

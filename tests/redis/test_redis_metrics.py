@@ -120,6 +120,42 @@ def test_calls_without_a_reply_fetch_no_lease(host: Store, nobody: str) -> None:
         assert scraped(host)["forebay_lease_fetches_total", host.name] == 0
 
 
+def redis_calls(host: Store) -> float:
+    return scraped(host).get(("forebay_redis_latency_seconds_count", host.name), 0)
+
+
+def test_calls_that_redis_replies_to_are_timed(host: Store, server: RedisServer) -> None:
+    with RedisStore(server.url, timeout=60, host=host) as store:
+        bucket = TokenBucket(store, "api", "100/hour")
+        assert bucket.allow("key")
+        assert redis_calls(host) == 1
+        assert all(bucket.allow_many(["one", "other"]))  # one batch
+        assert redis_calls(host) == 2
+    with RedisStore(server.url, timeout=60) as alone:
+        assert TokenBucket(alone, "api", "100/hour").allow("key")
+    assert redis_calls(host) == 2
+
+
+def test_calls_for_asyncio_are_timed(host: Store, server: RedisServer) -> None:
+    async def call() -> None:
+        store = AsyncRedisStore(server.url, timeout=60, host=host)
+        try:
+            bucket = TokenBucket(store, "api", "100/hour")
+            assert await bucket.allow("key")
+            assert all(await bucket.allow_many(["one", "other"]))
+        finally:
+            await store.close()
+
+    asyncio.run(call())
+    assert redis_calls(host) == 2
+
+
+def test_calls_without_a_reply_are_not_timed(host: Store, nobody: str) -> None:
+    with RedisStore(f"redis://{nobody}", host=host, when_unavailable="allow") as store:
+        assert TokenBucket(store, "api", "5/hour").allow("key")
+    assert redis_calls(host) == 0
+
+
 def test_synced_store_shows_its_exchanges(host: Store, server: RedisServer) -> None:
     with (
         RedisStore(server.url, timeout=60, host=host) as redis_store,

@@ -14,7 +14,7 @@ from scrapes import scraped
 from forebay import FixedWindow, Store, TokenBucket
 from forebay.contrib.opentelemetry import observe_stores
 from forebay.contrib.prometheus import ForebayCollector
-from forebay.metrics.readings import METRICS
+from forebay.metrics.readings import METRICS, parts_of
 
 
 @pytest.fixture
@@ -119,7 +119,11 @@ def test_instruments_observe_the_same_samples(used: Store) -> None:
     provider = MeterProvider([reader])
     observe_stores(provider.get_meter("test"), used)
     found = observed(reader)
-    names = {metric.name: metric.sample for metric in METRICS}
+    names = {
+        ".".join(filter(None, (metric.name, part))): f"{metric.family}_{part}" if part else metric.sample
+        for metric in METRICS
+        for part in parts_of(metric)
+    }
     expected = scraped(used)
     assert {
         (names[name], *labels): value for name, points in found.items() for labels, value in points.items()

@@ -127,7 +127,7 @@ BUCKETS, LOG, LARGER_LOG, HELD, HELD_BY_FEW = range(5)
 
 
 def damage_header(vandal: Vandal) -> None:
-    vandal.write(layout.HEADER_RESIZE_PROGRESS + 8, 1)
+    vandal.write(layout.HEADER.size - 8, 1)
 
 
 def damage_moved_table(vandal: Vandal) -> None:

@@ -68,6 +68,8 @@
 #define FOREBAY_EXTENT_CAPACITY 256 /* extents that a segment can have */
 #define FOREBAY_EXTENT_ALIGNMENT 65536 /* an extent begins at a multiple of this, and so of any page size */
 #define FOREBAY_MOVED_GROUPS_BITS 34 /* low bits of `moved_table` that are the number of groups */
+#define FOREBAY_LATENCY_BUCKETS 12 /* counts of a histogram of latencies: up to `LATENCY_LEAST_NS`, up to four times as much, and so on; the last has no bound */
+#define FOREBAY_LATENCY_LEAST_NS 1000 /* the lowest bound of a histogram of latencies */
 #define FOREBAY_LIMITER_NAME_BYTES 48 /* longest limiter name, in UTF-8 bytes */
 
 /* The first page. Everything before `checksum` is written once, under the creation lock (after a reboot `boot_id` and `epoch_ns` once more). */
@@ -93,7 +95,10 @@ typedef struct ForebayHeader {
     uint64_t moved_keys; /* live keys that the moved table was made for */
     uint64_t moved_check; /* keyed hash of `moved_table` and `moved_keys` */
     uint64_t resize_progress; /* raised by a resize while it works, so that others see whether it was stopped */
-    uint8_t pad1[3912]; /* zero */
+    uint8_t pad1[8]; /* zero; ends the line, which decisions read */
+    uint64_t decision_latency[13]; /* `LATENCY_BUCKETS` counts of sampled decisions of web requests, by the time that each took, and the sum of these times in ns */
+    uint64_t redis_latency[13]; /* the same of calls that Redis replied to */
+    uint8_t pad2[3696]; /* zero */
 } __attribute__((aligned(64))) ForebayHeader;
 _Static_assert(sizeof(ForebayHeader) == 4096, "size of Header");
 _Static_assert(offsetof(ForebayHeader, magic) == 0, "offset of Header.magic");
@@ -118,6 +123,9 @@ _Static_assert(offsetof(ForebayHeader, moved_keys) == 160, "offset of Header.mov
 _Static_assert(offsetof(ForebayHeader, moved_check) == 168, "offset of Header.moved_check");
 _Static_assert(offsetof(ForebayHeader, resize_progress) == 176, "offset of Header.resize_progress");
 _Static_assert(offsetof(ForebayHeader, pad1) == 184, "offset of Header.pad1");
+_Static_assert(offsetof(ForebayHeader, decision_latency) == 192, "offset of Header.decision_latency");
+_Static_assert(offsetof(ForebayHeader, redis_latency) == 296, "offset of Header.redis_latency");
+_Static_assert(offsetof(ForebayHeader, pad2) == 400, "offset of Header.pad2");
 
 /* One limiter: a name and an algorithm. An entry's position is the limiter's number. A process claims an entry by a CAS of `identity` from 0. Each process that finds `name_bytes` 0 fills in the rest, with the same bytes, and stores `name_bytes` last. */
 typedef struct ForebayLimiterEntry {

@@ -17,6 +17,7 @@ with Needs("cli", __name__):
 from forebay.cli.options import as_json_option, directory_option
 from forebay.cli.printing import consoles, print_json, printable, refusals
 from forebay.cli.survey import path_of_store
+from forebay.metrics.readings import parts_of, samples_of
 from forebay.metrics.sources import Sources
 from forebay.verification.mapped_segment import MappedSegment
 
@@ -66,9 +67,10 @@ def command(names: tuple[str, ...], directory: str | None, listen: str | None, a
 def _documents(paths: list[str]) -> list[dict[str, Any]]:
     readings = Sources(paths).readings()
     return [
-        {"name": metric.sample, "labels": dict(zip(metric.labels, labels, strict=True)), "value": value}
-        for metric, samples in readings.items()
-        for labels, value in samples.items()
+        {"name": f"{metric.family}_{part}" if part else metric.sample, "labels": labels, "value": value}
+        for metric, values in readings.items()
+        for part in parts_of(metric)
+        for labels, value in samples_of(metric, part, values)
     ]
 
 

@@ -16,7 +16,7 @@ from forebay.extras import Needs
 with Needs("opentelemetry", __name__):
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from forebay.metrics.readings import METRICS, Metric
+from forebay.metrics.readings import METRICS, Metric, Value, parts_of, samples_of
 from forebay.metrics.sources import Sources
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ __all__ = ["observe_stores"]
 def observe_stores(meter: Meter, *stores: Any | str | os.PathLike[str]) -> None:
     """Make an observable instrument of `meter` for each metric of `stores`, which are as in ``ForebayCollector``.
 
+    OpenTelemetry observes no histogram. So one is three counters: ``forebay.decision_latency.bucket``, with the
+    attribute ``le``, and the same with ``.count`` and ``.sum``.
+
     The values are those of the whole host, whichever process observes them. A backend that adds up the instances of a
     service would count them once for each process, so observe them in one process of the host: in one that serves no
     requests, or by the collector's Prometheus receiver from ``forebay metrics --listen``.
@@ -37,8 +40,10 @@ def observe_stores(meter: Meter, *stores: Any | str | os.PathLike[str]) -> None:
     """
     collection = _Collection(Sources(stores))
     for metric in METRICS:
-        make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
-        make(metric.name, [collection.callback_of(metric)], metric.unit, metric.help)
+        make = meter.create_observable_gauge if metric.kind == "gauge" else meter.create_observable_counter
+        for part in parts_of(metric):
+            unit = "{call}" if part in ("bucket", "count") else metric.unit
+            make(".".join(filter(None, (metric.name, part))), [collection.callback_of(metric, part)], unit, metric.help)
 
 
 class _Collection:
@@ -49,20 +54,20 @@ class _Collection:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._readings: dict[Metric, dict[tuple[str, ...], float]] = {}
-        self._waiting: set[Metric] = set()
+        self._readings: dict[Metric, dict[tuple[str, ...], Value]] = {}
+        self._waiting: set[tuple[Metric, str]] = set()
 
-    def callback_of(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def callback_of(self, metric: Metric, part: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         return lambda options: [
-            Observation(value, dict(zip(metric.labels, labels, strict=True)))
-            for labels, value in self._of(metric).items()
+            Observation(value, labels) for labels, value in samples_of(metric, part, self._of(metric, part))
         ]
 
-    def _of(self, metric: Metric) -> dict[tuple[str, ...], float]:
+    def _of(self, metric: Metric, part: str) -> dict[tuple[str, ...], Value]:
         with _lock:
-            if metric not in self._waiting:
-                self._readings, self._waiting = self._sources.readings(), set(METRICS)
-            self._waiting.discard(metric)
+            if (metric, part) not in self._waiting:
+                self._readings = self._sources.readings()
+                self._waiting = {(each, one) for each in METRICS for one in parts_of(each)}
+            self._waiting.discard((metric, part))
             return self._readings.get(metric, {})
 
 

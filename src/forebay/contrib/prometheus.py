@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from forebay.extras import Needs
 
 with Needs("prometheus", __name__):
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
 
-from forebay.metrics.readings import METRICS, Metric
+from forebay.metrics.readings import METRICS, Latencies, Metric
 from forebay.metrics.sources import Sources
 
 if TYPE_CHECKING:
@@ -55,12 +55,18 @@ class ForebayCollector(Collector):
     def collect(self) -> Iterable[Family]:
         """The samples of now."""
         for metric, samples in self._sources.readings().items():
-            family = _family(metric)
+            family: Any = _family(metric)
             for labels, value in samples.items():
-                family.add_metric(labels, value)
+                shown = (list(value.up_to()), value.sum_s) if isinstance(value, Latencies) else (value,)
+                family.add_metric(labels, *shown)
             yield family
 
 
-def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(metric.family, metric.help, labels=metric.labels, unit=metric.base_unit)
+def _family(metric: Metric) -> Family:
+    kinds: dict[str, Any] = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    family: Family = kinds[metric.kind](metric.family, metric.help, labels=metric.labels, unit=metric.base_unit)
+    return family

@@ -285,6 +285,9 @@ class Memory:
             self._rules_version = version
             return True
 
+    def note_redis_latency(self, took_ns: int, /) -> None:
+        """Do nothing: only shared memory has histograms of latencies."""
+
     def counts_of(self, name: str, algorithm: str) -> Counts:
         """The counts of a limiter. Raises ``TooManyLimiters``."""
         with self.lock:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from forebay import own_counts
 from forebay.errors import printable
+from forebay.rate import NS
+from forebay.segment import layout
 from forebay.stats import LimiterStats
 
 __all__ = [
@@ -18,17 +21,21 @@ __all__ = [
     "OWN_COUNTERS",
     "POLICY",
     "SHEDDER",
+    "Latencies",
     "Memory",
     "Metric",
     "Observed",
     "Reading",
     "Shed",
+    "Value",
     "is_own",
+    "parts_of",
     "redis_readings",
+    "samples_of",
     "store_readings",
 ]
 
-Kind = Literal["counter", "gauge"]
+Kind = Literal["counter", "gauge", "histogram"]
 UNITS: Final = {"By": "bytes", "s": "seconds"}
 
 
@@ -55,9 +62,29 @@ class Metric(NamedTuple):
 
     @property
     def sample(self) -> str:
-        """Prometheus' name of a sample."""
-        return self.family + ("_total" if self.kind == "counter" else "")
+        """Prometheus' name of a sample; of a histogram that of a bucket."""
+        return self.family + {"counter": "_total", "gauge": "", "histogram": "_bucket"}[self.kind]
 
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """A histogram of times, which the value of its metric's sample is."""
+
+    counts: tuple[int, ...]
+    """Of each bucket."""
+    sum_s: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def up_to(self) -> Iterator[tuple[str, int]]:
+        """The bounds of the buckets in seconds, as Prometheus writes them, each with the count of all below."""
+        yield from zip(BOUNDS, itertools.accumulate(self.counts), strict=True)
+
+
+BOUNDS: Final = (*(str(layout.LATENCY_LEAST_NS * 4**at / NS) for at in range(layout.LATENCY_BUCKETS - 1)), "+Inf")
+Value: TypeAlias = float | Latencies
 
 METRICS: Final[list[Metric]] = []
 
@@ -102,6 +129,10 @@ REMOVED: Final = _store(
     "store.removed_segments", "gauge", "{segment}", "Removed segments of the store's path that processes still use."
 )
 RULES_VERSION: Final = _store("rules.version", "gauge", "{version}", "Number of the live rules; 0 if there are none.")
+DECISION_LATENCY: Final = _store(
+    "decision_latency", "histogram", "s", "Time of web requests' decisions in shared memory, of one in 128."
+)
+REDIS_LATENCY: Final = _store("redis.latency", "histogram", "s", "Time of calls that Redis replied to.")
 DELAYED: Final = _store("delayed", "counter", "{request}", "Web requests that the delay of a rule held back.")
 POLICY: Final = _store(
     "redis.decided_by_policy", "counter", "{decision}", "Requests that when_unavailable decided in place of Redis."
@@ -186,6 +217,8 @@ class Observed:
     attached: int | None = None
     removed: int | None = None
     rules_version: int | None = None
+    decision_latency: Latencies | None = None
+    redis_latency: Latencies | None = None
 
 
 class Reading(NamedTuple):
@@ -193,7 +226,7 @@ class Reading(NamedTuple):
 
     metric: Metric
     labels: tuple[str, ...]
-    value: float
+    value: Value
 
 
 def clean(text: str) -> str:
@@ -213,6 +246,10 @@ def store_readings(label: str, seen: Observed | None) -> Iterator[Reading]:
     for metric, value in ((ATTACHED, seen.attached), (REMOVED, seen.removed), (RULES_VERSION, seen.rules_version)):
         if value is not None:
             yield Reading(metric, store, value)
+    for histogram, latencies in ((DECISION_LATENCY, seen.decision_latency), (REDIS_LATENCY, seen.redis_latency)):
+        # A store without web requests, or calls to Redis, has no such series.
+        if latencies is not None and latencies.count:
+            yield Reading(histogram, store, latencies)
     # Damaged names may look alike.
     totals = Counter[tuple[Metric, tuple[str, ...]]]()
     for (name, algorithm), stats in seen.limiters.items():
@@ -246,6 +283,25 @@ def _memory_readings(store: tuple[str], seen: Observed) -> Iterator[Reading]:
             yield Reading(SHED_LEVEL, labels, shed.level)
         if shed.limit is not None:
             yield Reading(SHED_LIMIT, labels, shed.limit)
+
+
+def parts_of(metric: Metric) -> tuple[str, ...]:
+    """The parts in which a metric is shown where there is no type for it: a histogram's; the empty one of others."""
+    return ("bucket", "count", "sum") if metric.kind == "histogram" else ("",)
+
+
+def samples_of(
+    metric: Metric, part: str, values: Mapping[tuple[str, ...], Value]
+) -> Iterator[tuple[dict[str, str], float]]:
+    """The samples of one of `parts_of` a metric, with their labels."""
+    for texts, value in values.items():
+        labels = dict(zip(metric.labels, texts, strict=True))
+        if not isinstance(value, Latencies):
+            yield labels, value
+        elif part == "bucket":
+            yield from (({**labels, "le": bound}, count) for bound, count in value.up_to())
+        else:
+            yield labels, value.count if part == "count" else value.sum_s
 
 
 def redis_readings(server: str, is_shared: bool, state: str, failures: int, failing_for_s: float) -> Iterator[Reading]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
-from forebay.metrics.readings import Memory, Observed, Shed
+from forebay.metrics.readings import Latencies, Memory, Observed, Shed
+from forebay.rate import NS
 from forebay.segment import attachment_locks, layout
 from forebay.segment.counts import COUNTERS_BYTES, counts_of
 from forebay.segment.extents import ExtentEntry
@@ -23,6 +25,7 @@ from forebay.verification.mapped_segment import MappedSegment
 
 __all__ = ["attached_processes", "hot_keys_of", "limiters_of", "live_keys_of", "observed_in", "occupancy_of"]
 
+LATENCIES: Final = struct.Struct(f"<{layout.LATENCY_BUCKETS + 1}Q")
 MEASURED: Final = ", measured"
 """The end of the name under which a shedder keeps its measurements."""
 
@@ -41,7 +44,14 @@ def observed_in(segment: MappedSegment, *, has_path: bool = True) -> Observed:
         attached=attached_processes(segment),
         removed=_removed_segments(segment) if has_path else None,
         rules_version=segment.u64(layout.HEADER_RULES_VERSION),
+        decision_latency=_latencies(segment, layout.HEADER_DECISION_LATENCY),
+        redis_latency=_latencies(segment, layout.HEADER_REDIS_LATENCY),
     )
+
+
+def _latencies(segment: MappedSegment, offset: int) -> Latencies:
+    *counts, sum_ns = LATENCIES.unpack_from(segment.memory, offset)
+    return Latencies(tuple(counts), sum_ns / NS)
 
 
 def limiters_of(segment: MappedSegment) -> dict[tuple[str, str], LimiterStats]:

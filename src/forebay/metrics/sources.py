@@ -16,6 +16,7 @@ from forebay.metrics.readings import (
     Metric,
     Observed,
     Reading,
+    Value,
     clean,
     redis_readings,
     store_readings,
@@ -68,9 +69,9 @@ class Sources:
         if not self._read:
             raise ValueError("give at least one store, or the name of one")
 
-    def readings(self) -> dict[Metric, dict[tuple[str, ...], float]]:
+    def readings(self) -> dict[Metric, dict[tuple[str, ...], Value]]:
         """The samples of every metric that has some, by the values of its labels."""
-        found: dict[Metric, dict[tuple[str, ...], float]] = {}
+        found: dict[Metric, dict[tuple[str, ...], Value]] = {}
         for read in list(self._read.values()):
             for metric, labels, value in read():
                 found.setdefault(metric, {})[labels] = value

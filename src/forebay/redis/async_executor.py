@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
@@ -266,7 +267,7 @@ class AsyncExecutor(ExecutorBase):
 
     async def _call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any], size: int) -> list[int]:
         self.check_use(arguments[0])
-        deadline = self._deadline()
+        deadline, since_s = self._deadline(), time.monotonic()
         try:
             with self.breaker.passage():
                 try:
@@ -286,6 +287,7 @@ class AsyncExecutor(ExecutorBase):
                     raise
         except UNAVAILABLE_ERRORS as error:
             raise self.unavailable(error) from error
+        self._answered(since_s)
         return checked(reply, size, keys)
 
     def _check_connected(self, error: Exception) -> None:
@@ -324,7 +326,7 @@ class AsyncExecutor(ExecutorBase):
         """The replies, some of which may be errors; and the error that shows that Redis can't work, if there is one."""
         self.check_use(chunk[0].arguments[0])
         sent: list[Any] = []
-        deadline = self._deadline()
+        deadline, since_s = self._deadline(), time.monotonic()
         try:
             with self.breaker.passage():
                 try:
@@ -341,6 +343,7 @@ class AsyncExecutor(ExecutorBase):
                 raise_if_server_failed(sent)
         except (*UNAVAILABLE_ERRORS, StoreUnavailable) as error:
             return sent, error
+        self._answered(since_s)
         return sent, None
 
     async def _send(self, commands: list[Command[Any]]) -> list[Any]:

@@ -200,6 +200,7 @@ class Executor(ExecutorBase):
             UNTIL_S.set(math.inf)
             if patience is not None:
                 patience.left_s -= time.monotonic() - since_s
+        self._answered(since_s)
         return checked(reply, size, keys)
 
     def _set_deadline(self, patience: Patience | None) -> float:
@@ -245,4 +246,5 @@ class Executor(ExecutorBase):
             UNTIL_S.set(math.inf)
             if patience is not None:
                 patience.left_s -= time.monotonic() - since_s
+        self._answered(since_s)
         return sent, None

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -33,6 +34,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
+from forebay.rate import NS
 from forebay.redis.commands import Command, CommandFlow
 from forebay.redis.transport.breaker import Breaker, RedisStatus, is_failure
 from forebay.redis.transport.cluster import AsyncCluster, Cluster
@@ -85,8 +87,9 @@ class GivesBack(Protocol):
 class ExecutorBase:
     """The base of both executors: the state of the connection to one server, and the meaning of errors and replies.
 
-    `client` is a ``Server``, a ``Cluster`` or one of their asyncio kind; `owner` names the store in errors. With
-    `has_slots`, keys may lie in several slots of a cluster: no script runs over more than one slot.
+    `client` is a ``Server``, a ``Cluster`` or one of their asyncio kind; `owner` names the store in errors.
+    `note_latency` gets the ns that each call took to which Redis replied. With `has_slots`, keys may lie in several
+    slots of a cluster: no script runs over more than one slot.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class ExecutorBase:
         owner: str,
         breaker: Breaker,
         timeout_s: float,
+        note_latency: Callable[[int], None] | None,
         *,
         owns_client: bool,
         raises_when_unavailable: bool,
@@ -108,6 +112,7 @@ class ExecutorBase:
         self._log_turns = Seldom(LOG_EVERY_S)
         self.breaker = breaker
         self.timeout_s = timeout_s
+        self._note_latency = note_latency
         self.closed = False
 
     def __repr__(self) -> str:
@@ -143,6 +148,11 @@ class ExecutorBase:
             # Neither a fallback nor a 503 shows the reason to an operator.
             _log.warning("%s", unavailable)
         return unavailable
+
+    def _answered(self, since_s: float) -> None:
+        """Redis has replied to the call of that time."""
+        if self._note_latency is not None:
+            self._note_latency(round((time.monotonic() - since_s) * NS))
 
     def fall_back(self, error: StoreUnavailable, fall_back: Callable[[], T] | None) -> T:
         """The fallback's result. Raises `error` if there is no fallback, or if the store's policy is to deny."""

@@ -105,6 +105,7 @@ class BaseRedisStore(Generic[E, L, C]):
             repr(self),
             Breaker(host, self.server, timeout_s),
             timeout_s,
+            None if host is None else host.segment.note_redis_latency,
             owns_client=isinstance(server, str),
             raises_when_unavailable=self._policy.raises,
         )

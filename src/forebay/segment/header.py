@@ -83,7 +83,7 @@ class Header:
             *self.hash_key,
             self.boot_id,
             self.name_hash,
-            *(0, 0, b"", *(0,) * 7, b""),
+            *(0, 0, b"", *(0,) * 7, b"", *(0,) * 26, b""),
         )[: layout.HEADER_CHECKSUM]
         return head + CHECKSUM_AND_STATE.pack(zlib.crc32(head) if state == layout.STATE_READY else 0, state)
 

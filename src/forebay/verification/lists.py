@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from forebay.core.audit import LATEST_NS, keyed_hash
 from forebay.segment import layout
@@ -13,13 +14,16 @@ from forebay.verification.mapped_segment import MappedSegment
 
 __all__ = ["counter_findings", "header_findings", "limiter_findings", "limiter_labels", "limiters_in_place"]
 
+LATENCY_BYTES: Final = layout.HEADER_REDIS_LATENCY - layout.HEADER_DECISION_LATENCY
+
 
 def header_findings(segment: MappedSegment) -> list[Finding]:
     memory, header = segment.memory, segment.header
     pads = memory[layout.HEADER_STATE + 4 : layout.HEADER_MANUAL_NS]
-    rest = memory[layout.HEADER_RESIZE_PROGRESS + 8 : layout.HEADER.size]
+    pads += memory[layout.HEADER_RESIZE_PROGRESS + 8 : layout.HEADER_DECISION_LATENCY]
+    pads += memory[layout.HEADER_REDIS_LATENCY + LATENCY_BYTES : layout.HEADER.size]
     found = []
-    if any(pads) or any(rest):
+    if any(pads):
         found.append(damage("header", "bytes behind the fields that are not zero", "zeros"))
     manual_ns = segment.u64(layout.HEADER_MANUAL_NS)
     if segment.is_monotonic and manual_ns:

@@ -33,6 +33,19 @@ class RateLimitFields:
     def __call__(self, decisions: Sequence[Decision], partitions: Sequence[str]) -> list[Any]: ...
 
 @final
+class Sampling:
+    """Times one of 128 decisions of this process, for the host's histogram in `segment`; with None, no decision.
+
+    ``begin`` before a decision, and ``end`` with its result once it is made. *Threads*: safe; of several that decide at
+    once, some may not be counted as one of the 128. *Fork*: safe.
+    """
+    def __new__(cls, segment: Any) -> Sampling: ...
+    def begin(self) -> int:
+        """The time; 0 if it isn't the turn of this decision."""
+    def end(self, begun_ns: int) -> None:
+        """The decision is made that has begun at that time, or has no turn."""
+
+@final
 class FastCharge:
     def __new__(
         cls,

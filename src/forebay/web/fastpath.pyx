@@ -11,7 +11,7 @@ from libc.string cimport memcpy
 
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Decision, next_after_ns_of, remaining_of
-from forebay.core.table.native cimport load_acquire, store_release
+from forebay.core.table.native cimport load_acquire, load_relaxed, monotonic_ns, store_relaxed, store_release
 from forebay.core.table.segment_view cimport Segment
 from forebay.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest, is_options
 
@@ -27,6 +27,7 @@ cdef extern from "Python.h":
 cdef enum:
     NS = 1_000_000_000
     LONGEST_ITEM = 48            # two numbers of 20 digits, and the text between them
+    DECISIONS_PER_SAMPLE = 128   # a power of two
 
 cdef uint64_t NO_VERSION = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -138,6 +139,39 @@ cdef class RateLimitFields:
 
 
 @cython.final
+cdef class Sampling:
+    """Times one of 128 decisions of this process, for the host's histogram in `segment`; with None, no decision.
+
+    ``begin`` before a decision, and ``end`` with its result once it is made. *Threads*: safe; of several that decide at
+    once, some may not be counted as one of the 128. *Fork*: safe.
+    """
+
+    cdef Segment segment
+    cdef uint64_t turn
+
+    def __cinit__(self, Segment segment):
+        self.segment = segment
+
+    cdef inline uint64_t begun_ns(self) noexcept:
+        cdef uint64_t turn = load_relaxed(&self.turn) + 1
+        store_relaxed(&self.turn, turn)
+        return 0 if turn % DECISIONS_PER_SAMPLE != 0 or self.segment is None else monotonic_ns()
+
+    def begin(self):
+        """The time; 0 if it isn't the turn of this decision."""
+        return self.begun_ns()
+
+    cdef inline int ended(self, uint64_t begun_ns) except -1:
+        if begun_ns != 0:
+            self.segment.note_decision_latency(monotonic_ns() - begun_ns)
+        return 0
+
+    def end(self, uint64_t begun_ns):
+        """The decision is made that has begun at that time, or has no turn."""
+        self.ended(begun_ns)
+
+
+@cython.final
 cdef class FastCharge:
     """Charges the rules of a plan without reserved or held permits: the usual case.
 
@@ -147,6 +181,7 @@ cdef class FastCharge:
 
     cdef object hit, admit_any, key_of, cost_of, cost, write, denial, denial_for, explained, partitions
     cdef CellLimiter limiter     # called directly, where the cost is 1; or None
+    cdef Sampling sampling
     cdef bint is_one, is_by_peer
 
     def __cinit__(self, plan, hit, admit_any, key_of, cost_of, cost, is_one):
@@ -158,6 +193,7 @@ cdef class FastCharge:
             [rule] = plan.charged
             if isinstance(rule.limiter, CellLimiter):
                 self.limiter = rule.limiter
+        self.sampling = plan.sampling
         self.write = plan.write
         self.partitions = plan.partitions if plan.secret else None
         self.denial, self.denial_for, self.explained = plan.denial, plan.denials.for_error, plan.explained
@@ -169,10 +205,12 @@ cdef class FastCharge:
     cdef object charge(self, object request):
         """A list of header fields for an admitted request, or a denial."""
         cdef list decisions
+        cdef uint64_t begun_ns
         key, cost = "", 1
         if is_options(request):
             passage = self.admit_any(request)
             return list((<Passage>passage).fields) if type(passage) is Passage else passage
+        begun_ns = self.sampling.begun_ns()
         try:
             key = (<PeerKey>self.key_of).key_for(request) if self.is_by_peer else self.key_of(request)
             if self.limiter is not None:
@@ -190,11 +228,16 @@ cdef class FastCharge:
         decisions = [decided] if self.is_one else decided
         for decided in decisions:
             if not (<Decision?>decided).allowed:
-                return self.denial(request, decisions)
+                denial = self.denial(request, decisions)
+                self.sampling.ended(begun_ns)
+                return denial
         partitions = () if self.partitions is None else self.partitions(request)
         if type(self.write) is RateLimitFields:
-            return (<RateLimitFields>self.write).fields_of(decisions, partitions)
-        return list(self.write(decisions, partitions))
+            fields = (<RateLimitFields>self.write).fields_of(decisions, partitions)
+        else:
+            fields = list(self.write(decisions, partitions))
+        self.sampling.ended(begun_ns)
+        return fields
 
 
 @cython.final

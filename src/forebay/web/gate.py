@@ -22,7 +22,7 @@ from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awa
 from forebay.web.header_fields import checked_styles
 from forebay.web.options import GivenRules, OnDenied, checked_on_denied, is_enabled
 from forebay.web.patterns import PatternSet, UnseenPaths
-from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan
+from forebay.web.plan import LeasedPlan, LocalPlan, Plan, RedisPlan, segment_of
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Answer, BodyLimit, Denial, Deny, Rule, Shed, check_event_loop, kind_of, with_tiers
 from forebay.web.shadow import FailureLog, ShadowedPlan
@@ -351,12 +351,11 @@ def _partition_secret(rules: tuple[Rule, ...]) -> bytes:
     """A secret of the first limiter that has a ``Store``."""
     if not rules:
         return b""
-    for rule in rules:
-        store: Any = rule.limiter.store
-        if rule.is_leased or not rule.is_remote:
-            secret: bytes = (store.host_store if rule.is_leased else store).segment.secret(b"partitions")
-            return secret
-    raise InvalidLimiter(f"partition_keys takes a secret of the limiters' Store, and {rules[0].limiter!r} has none")
+    segment = segment_of(rules)
+    if segment is None:
+        raise InvalidLimiter(f"partition_keys takes a secret of the limiters' Store, and {rules[0].limiter!r} has none")
+    secret: bytes = segment.secret(b"partitions")
+    return secret
 
 
 def _check_stores(rules: tuple[Rule, ...]) -> None:

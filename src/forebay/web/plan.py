@@ -18,7 +18,7 @@ from forebay.web.charging_once import charged_once
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
 from forebay.web.denials import HOLDER_WAIT_S, Denials
-from forebay.web.fastpath import FastCharge, Passage
+from forebay.web.fastpath import FastCharge, Passage, Sampling
 from forebay.web.functions import ResolvedRequest, checked_cost, checked_key, has_to_be_awaited, result_of
 from forebay.web.header_fields import Policy, header_writer, partition_text
 from forebay.web.native_requests import PeerKey
@@ -27,7 +27,7 @@ from forebay.web.rules import Denial, Rule, kind_of
 from forebay.web.store_errors import DENYING_ERRORS, WhenUnavailable
 from forebay.web.turns import Turn
 
-__all__ = ["LeasedPlan", "LocalPlan", "Plan", "RedisPlan"]
+__all__ = ["LeasedPlan", "LocalPlan", "Plan", "RedisPlan", "segment_of"]
 
 MOST_CHARGED_AT_ONCE: Final = 16
 """As ``AllOf``."""
@@ -59,6 +59,8 @@ class Plan:
     ) -> None:
         self.client = client
         self.secret = secret
+        self.sampling = Sampling(segment_of(rules))
+        """Of decisions in shared memory: calls to Redis are timed where they are made."""
         self.held = [rule for rule in rules if rule.is_held]
         reserved = [rule for rule in rules if rule.is_reserved]
         last = _decided_last(rules)
@@ -284,6 +286,15 @@ class Plan:
         return Passage(fields, cleanup or None)
 
 
+def segment_of(rules: Iterable[Rule]) -> Any:
+    """The shared memory of the first limit that is decided there. None: Redis decides all."""
+    for rule in rules:
+        store: Any = rule.limiter.store
+        if rule.is_leased or not rule.is_remote:
+            return (store.host_store if rule.is_leased else store).segment
+    return None
+
+
 def _decided_last(rules: Sequence[Rule]) -> object:
     """The store whose limits are charged as one, after those of the rules' other stores. None: all are leased.
 
@@ -302,15 +313,21 @@ class LocalPlan(Plan):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        in_steps = self._admit_in_steps
+        in_steps = self._sampled
         self.admit = self._fast_charge(self._all_of.hit_each, in_steps) if self._is_simple else in_steps
         self._awaits_charge_on = any(rule.awaits_charge_on for rule in self.reserved)
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
         if self._awaits_charge_on:
             # The response waits for an async charge_on without a bound.
-            return self._admit_in_steps(request, BackgroundRelease(None))
+            return self._sampled(request, BackgroundRelease(None))
         return self.admit(request if self._functions_to_await else request.request)
+
+    def _sampled(self, request: Request, background: BackgroundRelease | None = None) -> Passage | Denial:
+        begun_ns = self.sampling.begin()
+        passage = self._admit_in_steps(request, background)
+        self.sampling.end(begun_ns)
+        return passage
 
     def _admit_in_steps(self, request: Request, background: BackgroundRelease | None = None) -> Passage | Denial:
         cleanup = RequestCleanup(None, background)
@@ -369,14 +386,17 @@ class LeasedPlan(LocalPlan):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         if any(rule.is_awaited for rule in self._all):
-            self.admit = self._admit_in_steps
+            self.admit = self._sampled
 
     def _admit_in_steps(self, request: Request, background: BackgroundRelease | None = None) -> Passage | Denial:
         return run(self._admit_flow(request, RequestCleanup(None, background)))
 
     async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
+        begun_ns = self.sampling.begin()
         # The response waits for permits that come back as long as each call takes.
-        return await run_async(self._admit_flow(request, RequestCleanup(None, BackgroundRelease(None))))
+        passage = await run_async(self._admit_flow(request, RequestCleanup(None, BackgroundRelease(None))))
+        self.sampling.end(begun_ns)
+        return passage
 
     def _charge_flow(self, request: Request, cleanup: RequestCleanup) -> Flow[list[Decision] | Denial]:
         """As ``_charge``."""

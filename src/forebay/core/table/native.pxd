@@ -42,6 +42,8 @@ cdef extern from "forebay/layout.h" nogil:
     const int FOREBAY_HOT_COUNT_BITS
     const int FOREBAY_HOT_TIME_SHIFT
     const int FOREBAY_HOT_HALVING_BITS
+    const int FOREBAY_LATENCY_BUCKETS
+    const uint64_t FOREBAY_LATENCY_LEAST_NS
 
     ctypedef struct ForebayHeader:
         uint64_t manual_ns
@@ -51,6 +53,8 @@ cdef extern from "forebay/layout.h" nogil:
         uint64_t moved_keys
         uint64_t moved_check
         uint64_t resize_progress
+        uint64_t* decision_latency
+        uint64_t* redis_latency
 
     ctypedef struct ForebayLimiterEntry:
         uint64_t identity

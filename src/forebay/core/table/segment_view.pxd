@@ -75,6 +75,7 @@ cdef class Segment:
     cdef ForebayCounterLine* counter_line(self, size_t number) except NULL
     cdef ForebayCounterLine* shared_counter_line(self, size_t limiter) except NULL
     cdef uint64_t* rules_word(self) noexcept
+    cdef void note_latency(self, uint64_t* histogram, uint64_t took_ns) noexcept
 
     cdef inline bint take_name_check(self) noexcept:
         """Whether the calling thread has to check the file's name. The next check is then due later."""

@@ -11,10 +11,10 @@ from forebay.core.table.keys cimport derive_key
 from forebay.core.table.moving cimport freeze_cells, kind_in, show_progress, thaw_cells, thawed
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_CLOCK_MONOTONIC, FOREBAY_CLOCK_PYTHON, FOREBAY_EXTENT_ALIGNMENT, FOREBAY_KIND_BITS,
-    FOREBAY_KIND_BLOCKED, FOREBAY_KIND_TAT, FOREBAY_KIND_USED, FOREBAY_LINES_PER_GROUP, FOREBAY_MOVED_GROUPS_BITS,
-    ForebayCell, ForebayCounterLine, ForebayExtentEntry, ForebayHeader, ForebayLimiterEntry, cas_acq_rel, coarse_ns,
-    load128_acquire, load_acquire, load_acquire32, load_relaxed, siphash13, store_relaxed, store_release,
-    store_release32,
+    FOREBAY_KIND_BLOCKED, FOREBAY_KIND_TAT, FOREBAY_KIND_USED, FOREBAY_LATENCY_BUCKETS, FOREBAY_LATENCY_LEAST_NS,
+    FOREBAY_LINES_PER_GROUP, FOREBAY_MOVED_GROUPS_BITS, ForebayCell, ForebayCounterLine, ForebayExtentEntry,
+    ForebayHeader, ForebayLimiterEntry, cas_acq_rel, coarse_ns, fetch_add_relaxed, load128_acquire, load_acquire,
+    load_acquire32, load_relaxed, siphash13, store_relaxed, store_release, store_release32,
 )
 from forebay.core.table.table cimport (
     ALLOW, ALLOWED, DENY, EVICT, Events, Next, Table, Verdict, cells_in, expiry_of, no_events, table_count_live,
@@ -587,6 +587,25 @@ cdef class Segment:
 
     cdef uint64_t* rules_word(self) noexcept:
         return &(<ForebayHeader*>self.base).rules_version
+
+    def note_decision_latency(self, uint64_t took_ns):
+        """Count a decision of a web request by the time that it took."""
+        self.note_latency((<ForebayHeader*>self.base).decision_latency, took_ns)
+
+    def note_redis_latency(self, uint64_t took_ns):
+        """Count a call that Redis replied to by the time that it took."""
+        self.note_latency((<ForebayHeader*>self.base).redis_latency, took_ns)
+
+    cdef void note_latency(self, uint64_t* histogram, uint64_t took_ns) noexcept:
+        cdef uint64_t bound_ns = FOREBAY_LATENCY_LEAST_NS
+        cdef int bucket = 0
+        if not self.is_writable:
+            return
+        while bucket < FOREBAY_LATENCY_BUCKETS - 1 and took_ns > bound_ns:
+            bound_ns *= 4
+            bucket += 1
+        fetch_add_relaxed(&histogram[bucket], 1)
+        fetch_add_relaxed(&histogram[FOREBAY_LATENCY_BUCKETS], took_ns)
 
     def take_counter_line(self, size_t number, uint32_t limiter):
         """Assign an unused line to `limiter`. Whether the line is that limiter's now. The caller holds its lock."""

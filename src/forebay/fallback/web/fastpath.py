@@ -17,6 +17,7 @@ __all__ = [
     "Passage",
     "RateLimitFields",
     "RulesWatch",
+    "Sampling",
     "SendWithFields",
     "StartWithFields",
     "WSGIFastPath",
@@ -75,6 +76,19 @@ class RateLimitFields:
         # Whole seconds until more remains than now.
         wait_s = 0 if held else -(-decision.next_after_ns // NS)
         return f"{prefix}{decision.remaining}{f';t={wait_s}' if wait_s else ''}{partition}"
+
+
+class Sampling:
+    """Times no decision: only shared memory has histograms of latencies."""
+
+    def __init__(self, segment: Any) -> None: ...
+
+    def begin(self) -> int:
+        """No time."""
+        return 0
+
+    def end(self, begun_ns: int) -> None:
+        """Do nothing."""
 
 
 class FastCharge:
