@@ -42,7 +42,7 @@ LAYERS: Final = (
     ("forebay.serving",),
     ("forebay.cli",),
     ("forebay",),
-    ("pytest_forebay",),
+    ("forebay_command", "pytest_forebay"),
 )
 
 # (file, attribute): patterns, and the reason.

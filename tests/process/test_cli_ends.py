@@ -78,6 +78,25 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.parametrize("module", ["forebay", "forebay.store", "forebay.cli"])
+def test_an_interrupt_while_forebay_is_imported_ends_the_command_with_130(module: str) -> None:
+    program = f"""
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = [{COMMAND!r}, "ls"]
+runpy.run_path({COMMAND!r}, run_name="__main__")
+"""
+    done = run(program)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_an_ignored_interrupt_stays_ignored(name: str) -> None:
     program = """
 import signal, sys
