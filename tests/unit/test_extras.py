@@ -58,4 +58,4 @@ def test_import_without_a_package_names_the_extra() -> None:
         name, message = raised[module]
         assert name.partition(".")[0] == package
         assert message.startswith(f"{module} needs the package {package}")
-        assert message.endswith(f": pip install 'forebay[{extra}]'")
+        assert message.endswith(f': pip install "forebay[{extra}]"')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,16 @@ def test_check_counts_and_names_overrides_that_have_ended(file: Path) -> None:
         "ended_deny": [],
         "ended_overrides": [{"rule": "api", "override": 0, "until": "2020-01-01T00:00:00+00:00"}],
     }
+
+
+@pytest.mark.parametrize("words", [("check",), ("explain", "GET /")])
+def test_without_its_packages_the_command_names_the_extra(file: Path, words: tuple[str, ...]) -> None:
+    program = "import sys; sys.modules['msgspec'] = None; from forebay.cli import main; main()"
+    what, *others = words
+    arguments = [sys.executable, "-c", program, "rules", what, file, *others]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == 'this command needs the package msgspec: pip install "forebay[rules]"\n'
 
 
 def test_check_prints_every_problem(file: Path) -> None:

@@ -81,4 +81,4 @@ def test_without_msgspec_the_error_names_the_extra(tmp_path: Path) -> None:
         check=False,
     )
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.endswith("needs the package msgspec: pip install 'forebay[tune]'\n")
+    assert result.stderr == 'this command needs the package msgspec: pip install "forebay[tune]"\n'

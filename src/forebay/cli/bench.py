@@ -19,7 +19,7 @@ from forebay.benchmarking.comparison import Comparison, compared
 from forebay.benchmarking.measurement import Settings, ready
 from forebay.benchmarking.report import page
 from forebay.benchmarking.run import Figure, Run, read, written
-from forebay.cli.printing import consoles, printable, progress_on
+from forebay.cli.printing import consoles, print_error, printable, progress_on
 from forebay.errors import ForebayError
 
 __all__ = ["command"]
@@ -79,7 +79,7 @@ def command(
         _print(run, found, console)
     except (ForebayError, ImportError, OSError, ValueError) as error:
         # A ValueError, too: a URL that is none.
-        errors.print(printable(str(error)))
+        print_error(error)
         sys.exit(2)
 
 

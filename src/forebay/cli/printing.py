@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from forebay.extras import Needs
+from forebay.extras import MissingExtra, Needs
 
 with Needs("cli", __name__):
     from rich.console import Console
@@ -86,6 +86,9 @@ def refusals() -> Iterator[None]:
 
 def print_error(error: Exception) -> None:
     """Print an error to standard error, of a rule file a line for each problem."""
+    if isinstance(error, MissingExtra):
+        # Not with the module that found it out.
+        error = ImportError(f"this command needs the package {error.name}: {error.remedy}")
     for line in str(error).split("\n") if isinstance(error, InvalidRuleFile) else [str(error)]:
         consoles()[1].print(printable(line))
 

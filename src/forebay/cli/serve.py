@@ -17,7 +17,7 @@ from forebay.extras import Needs
 with Needs("cli", __name__):
     import click
 
-from forebay.cli.printing import consoles, printable
+from forebay.cli.printing import consoles, print_error, printable
 from forebay.errors import ForebayError, InvalidRuleFile, short_repr
 from forebay.store import Store
 from forebay.web.patterns import TOKEN
@@ -134,11 +134,10 @@ def command(
             tls=None if tls_certificate is None else (tls_certificate, tls_key),
         )
     except InvalidRuleFile as error:
-        for line in str(error).split("\n"):
-            errors.print(printable(line))
+        print_error(error)
         sys.exit(1)
     except (ForebayError, ImportError, OSError, ValueError) as error:
-        errors.print(printable(str(error)))
+        print_error(error)
         sys.exit(2)
     # The server ends by it, not by an exception of Python.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,7 +18,7 @@ with Needs("cli", __name__):
     from rich.console import Console
     from rich.table import Table
 
-from forebay.cli.printing import consoles, printable, progress_on
+from forebay.cli.printing import consoles, print_error, printable, progress_on
 from forebay.errors import ForebayError, InvalidRate, short_repr
 from forebay.rate import Rate, as_rate
 from forebay.tuning.candidates import ALGORITHMS
@@ -131,7 +131,7 @@ def command(
             _print(source, comparison, console)
     except (ForebayError, ImportError, OSError) as error:
         # An OSError, too: a file that can't be read or written, or a full disk.
-        errors.print(printable(str(error)))
+        print_error(error)
         sys.exit(2)
 
 
