@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,8 +47,8 @@ class _Plain(Console):
 def consoles() -> tuple[Console, Console]:
     """Standard output, and standard error."""
     output = _Plain()
-    if not output.is_terminal and "COLUMNS" not in os.environ:
-        # A program reads it, so no column is cut.
+    if not output.is_terminal:
+        # A program reads it, so no column is cut. COLUMNS, which a shell may export, is about a terminal.
         output.width = UNBOUNDED
     return output, _Plain(stderr=True, soft_wrap=True)
 
