@@ -169,8 +169,8 @@ class StoreFull(ForebayError):
     def __str__(self) -> str:
         return (
             f"limiter {self.limiter!r} got no permits for the key, as its store has no room for another key: make the "
-            "store for more keys, or free those that are not needed any more: reset() forgets a key, and if "
-            "take_up_to() takes all of a key's Credits, its place is free 5 minutes later"
+            "store for more keys, or free the places of those that are not needed any more: if take_up_to() takes all "
+            "of a key's Credits, its place is free 5 minutes later, and reset() frees that of any other limiter's key"
         )
 
 
