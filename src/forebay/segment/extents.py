@@ -133,17 +133,8 @@ def open_extent(attachment: Attachment, limiter: str, purpose: Purpose, keys: in
     segment = attachment.segment
     identity = segment.identity_of(purpose.identity_text(encode_limiter_name(limiter)))
     with attachment.lock():
-        fd = attachment.own_file()
-        if fd is None:
-            attachment.check_open()
-            raise _refuse(
-                attachment,
-                SegmentError,
-                f"a process that may not open the segment again, or that closed its file, and so can't make memory "
-                f"for limiter {limiter!r}",
-                "a process that has the file open, or may open it",
-                "make the limiter before the worker is forked, gives up its rights or closes its files",
-            )
+        remedy = "make the limiter before the worker is forked, gives up its rights or closes its files"
+        fd = _file_of(attachment, f"memory for limiter {limiter!r}", remedy)
         attachment.check_writable()
         raw = segment.extent_entry(identity)
         if raw is None:
@@ -190,21 +181,27 @@ def give_back_table(attachment: Attachment, place: TablePlace) -> None:
 @contextlib.contextmanager
 def _listing(attachment: Attachment) -> Iterator[int]:
     """The segment's file, while this process has the lock of the list."""
+    fd = _file_of(attachment, "another table", "run as the file's owner or as root")
+    _take_list(attachment, fd)
+    try:
+        yield fd
+    finally:
+        _unlock_list(attachment)
+
+
+def _file_of(attachment: Attachment, what: str, remedy: str) -> int:
+    """The segment's file, open. Raises ``SegmentError`` with a remedy if this process can't open it."""
     fd = attachment.own_file()
     if fd is None:
         attachment.check_open()
         raise _refuse(
             attachment,
             SegmentError,
-            "a process that may not open the segment again",
-            "one that may",
-            "run as the file's owner or as root",
+            f"a process that may not open the segment again, or that closed its file, and so can't make {what}",
+            "a process that has the file open, or may open it",
+            remedy,
         )
-    _take_list(attachment, fd)
-    try:
-        yield fd
-    finally:
-        _unlock_list(attachment)
+    return fd
 
 
 def _check(attachment: Attachment, entry: ExtentEntry, number: int, purpose: Purpose, file_size: int) -> None:
