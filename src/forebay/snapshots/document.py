@@ -36,6 +36,10 @@ __all__ = ["COUNTERS", "EXTENT", "KEYS", "LIMITERS", "RULES", "Frame", "Head", "
 
 MAGIC: Final = b"FOREBAY SNAPSHOT"
 VERSION: Final = 1
+LAYOUTS: Final = frozenset({1})
+"""The layouts of the segments whose snapshots are restored, in a segment of this version's layout. What a snapshot has
+of one means the same in the other, or ``making`` converts it. A release with another layout adds its number.
+"""
 DIGEST_BYTES: Final = 32
 READ_AT_ONCE: Final = 2**20
 FRAME: Final = struct.Struct("<IQ")
@@ -88,11 +92,11 @@ class Head:
         """Raises ``SegmentVersionMismatch`` and ``DamagedSegment``."""
         if len(raw) >= VERSIONS.size:
             version, layout_version = VERSIONS.unpack_from(raw)
-            if (version, layout_version) != (VERSION, layout.LAYOUT_VERSION):
+            if version != VERSION or layout_version not in LAYOUTS:
                 raise SegmentVersionMismatch(
                     file,
                     f"a snapshot of version {version}, of layout version {layout_version}",
-                    f"version {VERSION} and layout version {layout.LAYOUT_VERSION}",
+                    f"version {VERSION} and layout version {' or '.join(map(str, sorted(LAYOUTS)))}",
                     "restore it with the version of forebay that took it",
                 )
         if len(raw) < VERSIONS.size + HEAD.size:
