@@ -245,6 +245,23 @@ def test_a_resize_that_was_killed_between_two_words(path: Path) -> None:
         assert not any(window.allow(key) for key in range(KEYS))
 
 
+def test_a_table_within_the_segment_as_it_was_made_is_damage(path: Path) -> None:
+    """The header names such a place in the middle of a resize: what is there are no frozen cells, and stays."""
+    with Store("a", keys=1000, path=path) as store, open(path, "r+b") as file:
+        window = _window(store)
+        assert window.hit("key", LIMIT)
+        at_its_beginning = layout.MIN_GROUPS  # groups, at the offset 0
+        for offset, word in ((layout.HEADER_MOVED_TABLE, at_its_beginning), (layout.HEADER_RESIZE_PROGRESS, 1)):
+            os.pwrite(file.fileno(), word.to_bytes(8, "little"), offset)
+        before = os.pread(file.fileno(), layout.COUNTERS_OFFSET, 0)
+        # As tags, some of these words are those of frozen cells.
+        assert before[0] % 8 > layout.KIND_USED
+        assert not window.allow("another")  # denied for want of room
+        assert store.stats().limiters["window"].full == 1
+        assert os.pread(file.fileno(), layout.COUNTERS_OFFSET, 0) == before
+        assert not verify(path).sound
+
+
 def test_a_check_during_a_resize(path: Path) -> None:
     """It finds no damage in the table that it has begun to check: its cells are frozen."""
     resized = []
