@@ -227,6 +227,27 @@ def test_watch_follows_a_store_that_is_made_again(tmp_path: Path) -> None:
 # In a terminal
 
 
+class Screen(pyte.Screen):
+    """With the two sequences for lines that scroll, which pyte doesn't know."""
+
+    def scroll_up(self, count: int = 1) -> None:
+        self._scroll(self.index, count, (self.margins or pyte.screens.Margins(0, self.lines - 1)).bottom)
+
+    def scroll_down(self, count: int = 1) -> None:
+        self._scroll(self.reverse_index, count, (self.margins or pyte.screens.Margins(0, self.lines - 1)).top)
+
+    def _scroll(self, by_one: Callable[[], None], count: int, y: int) -> None:
+        before, self.cursor.y = self.cursor.y, y
+        for _ in range(count or 1):
+            by_one()
+        self.cursor.y = before
+
+
+class Stream(pyte.ByteStream):
+    csi = {**pyte.ByteStream.csi, "S": "scroll_up", "T": "scroll_down"}  # noqa: RUF012
+    events = pyte.ByteStream.events | {"scroll_up", "scroll_down"}
+
+
 class Terminal:
     """A program in a terminal of its own, and what its screen shows."""
 
@@ -237,8 +258,8 @@ class Terminal:
                 COMMAND, ["forebay", *arguments], {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8", **environment}
             )
         self.before = termios.tcgetattr(self._fd)
-        self.screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self.screen)
+        self.screen = Screen(columns, lines)
+        self._stream = Stream(self.screen)
         self.written = b""
         self.resize(columns, lines)
 
@@ -341,6 +362,15 @@ def test_view_shows_rates_and_obeys_keys(used: Store) -> None:
         view.type("q")
         assert view.wait() == 0
         assert LEAVES_THE_OTHER_SCREEN in view.written
+
+
+def test_pasted_text_is_drawn_once(used: Store) -> None:
+    pasted = "a-filter-of-some-length"  # without spaces, over which the cursor is moved
+    with terminal("top", used.name, "--interval", "3600") as view:
+        view.wait_until(lambda display: display[-1].startswith("q quit"))
+        view.type(f"/{pasted}")
+        view.wait_until(lambda display: f": {pasted}_" in display[-1])
+        assert f"{pasted}_".encode() in view.written
 
 
 def test_view_fits_a_terminal_that_is_resized(used: Store) -> None:

@@ -20,12 +20,10 @@ with Needs("cli", __name__):
 from forebay.cli.rates import COLUMNS, Frame, Watch
 from forebay.cli.table import (
     CELL,
-    HOT_HEADING,
     NAME,
     ORDERS,
     heading,
-    hot_line_of,
-    hot_ones,
+    hot_panel,
     line_of,
     ordered,
     sparkline,
@@ -88,19 +86,26 @@ class _View:
         next_s = time.monotonic() + interval
         while True:
             self._draw(frame)
-            self._window.timeout(max(0, round((next_s - time.monotonic()) * 1000)))
-            try:
-                key = self._window.get_wch()
-            except curses.error:
-                key = ""  # the time is over
-            if key and not self._handle(key):
-                return
+            key = self._key(max(0, round((next_s - time.monotonic()) * 1000)))
+            while key:
+                if not self._handle(key):
+                    return
+                # All that is there, before the screen is drawn: text may have been pasted.
+                key = self._key(0)
             now_s = time.monotonic()
             if now_s >= next_s:
                 # After a stop of this process, the looks that were missed are not made up for.
                 next_s = max(next_s + interval, now_s)
                 if not self._is_paused:
                     frame = self._watch.look()
+
+    def _key(self, timeout_ms: int) -> int | str:
+        """The next key, or nothing if none comes in time."""
+        self._window.timeout(timeout_ms)
+        try:
+            return self._window.get_wch()
+        except curses.error:
+            return ""
 
     def _handle(self, key: int | str) -> bool:
         """Whether the view goes on."""
@@ -140,15 +145,14 @@ class _View:
         self._put(3, heading(self._order), height, width, curses.A_REVERSE)
         rows = ordered(frame.limiters, self._order, self._part, is_reversed=self._is_reversed)
         # A third of the screen at most.
-        hot = hot_ones(frame.hot_keys, self._part)[: max(0, (height - 5) // 3 - 1)]
-        panel = [HOT_HEADING, *map(hot_line_of, hot)] if hot else []
+        panel = hot_panel(frame.hot_keys, self._part, max(0, (height - 5) // 3 - 1))
         shown = rows[: max(0, height - 5 - len(panel))]
         bars = max(0, min(COLUMNS, width - NAME - CELL * len(ORDERS) - 3))
         for y, row in enumerate(shown, 4):
             line = f"{line_of(row)}  {self._sparkline((row.name, row.algorithm), bars)}"
             self._put(y, line, height, width, curses.A_BOLD if row.denied_share else curses.A_NORMAL)
         for y, line in enumerate(panel, height - 1 - len(panel)):
-            self._put(y, line, height, width, curses.A_NORMAL if line is not HOT_HEADING else curses.A_REVERSE)
+            self._put(y, line, height, width, curses.A_REVERSE if line is panel[0] else curses.A_NORMAL)
         self._put(height - 1, self._footer(len(rows) - len(shown)), height, width)
         window.refresh()
 

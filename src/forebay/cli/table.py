@@ -18,12 +18,10 @@ from forebay.stats import HotKey
 
 __all__ = [
     "CELL",
-    "HOT_HEADING",
     "NAME",
     "ORDERS",
     "heading",
-    "hot_line_of",
-    "hot_ones",
+    "hot_panel",
     "line_of",
     "ordered",
     "sparkline",
@@ -51,7 +49,6 @@ ORDERS: Final = {
 """The columns after the name, by the word that sorts by them."""
 
 HOT_HEADING: Final = f"{'hot keys':{NAME}}{'hash':>16}{'denied':>{CELL}}{'ago':>{CELL}}{'~allowed':>{CELL}}"
-"""The line over hot keys."""
 
 _KEYS: Final[dict[str, Callable[[Row], Any]]] = {
     "decided": lambda row: row.decided,
@@ -91,13 +88,13 @@ def line_of(row: Row, width: int = NAME) -> str:
     return f"{_fitted(row.name, row.algorithm, width)}{''.join(f'{cell:>{CELL}}' for cell in cells)}"
 
 
-def hot_ones(found: Iterable[HotKey] | None, part: str) -> list[HotKey]:
-    """The hot keys of limiters with `part` in their name."""
-    return [one for one in found or () if part.lower() in one.limiter.lower()]
+def hot_panel(found: Iterable[HotKey] | None, part: str, most: int | None = None) -> list[str]:
+    """The heading and a line for each of the first `most` hot keys of limiters with `part` in their name, if any."""
+    shown = [one for one in found or () if part.lower() in one.limiter.lower()][:most]
+    return [HOT_HEADING, *map(_hot_line_of, shown)] if shown else []
 
 
-def hot_line_of(one: HotKey) -> str:
-    """A hot key's texts, under `HOT_HEADING`."""
+def _hot_line_of(one: HotKey) -> str:
     ago = "" if one.denied_ago is None else f"{one.denied_ago:,.0f} s"
     cells = (f"{one.denied:,}" if one.denied else "", ago, f"{one.allowed:,}" if one.allowed else "")
     return f"{_fitted(one.limiter, one.algorithm, NAME)}{one.digest:>16}{''.join(f'{cell:>{CELL}}' for cell in cells)}"

@@ -18,17 +18,7 @@ from forebay.cli.options import as_json_option, directory_option, store_argument
 from forebay.cli.printing import VERSION, consoles, printable, refusals
 from forebay.cli.rates import Watch
 from forebay.cli.survey import path_of_store
-from forebay.cli.table import (
-    HOT_HEADING,
-    ORDERS,
-    heading,
-    hot_line_of,
-    hot_ones,
-    line_of,
-    ordered,
-    summary,
-    width_of_names,
-)
+from forebay.cli.table import ORDERS, heading, hot_panel, line_of, ordered, summary, width_of_names
 
 __all__ = ["command"]
 
@@ -104,7 +94,5 @@ def _print_once(watch: Watch, name: str, interval: float, order: str, part: str)
         console.print(printable(line), soft_wrap=True)
     rows = ordered(frame.limiters, order, part)
     width = width_of_names(rows)
-    hot = hot_ones(frame.hot_keys, part)
-    lines = [heading(order, width), *(line_of(row, width) for row in rows)]
-    for line in [*lines, *([HOT_HEADING, *map(hot_line_of, hot)] if hot else ())]:
+    for line in (heading(order, width), *(line_of(row, width) for row in rows), *hot_panel(frame.hot_keys, part)):
         console.print(line, soft_wrap=True)
