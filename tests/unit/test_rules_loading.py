@@ -554,7 +554,7 @@ def test_store_is_named_once(tmp_path: Path, store: Store) -> None:
     with pytest.raises(InvalidRuleFile, match='1:1: the file names no store: write store = "shm:'):
         load_rules(path)
     path.write_text('store = "shm:///shop?keys=100"\n' + FILE)
-    with pytest.raises(InvalidRuleFile, match="1:1: load_rules got a store, too: leave one out"):
+    with pytest.raises(InvalidRuleFile, match="1:1: a store is given beside the file, too: leave one of the two out"):
         load_rules(path, store=store)
     path.write_text('store = "shn:///secret"\n' + FILE)
     with pytest.raises(InvalidRuleFile, match="1:9: store: the URL of a store begins with shm") as raised:

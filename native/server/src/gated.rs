@@ -32,7 +32,7 @@ impl Gated {
     pub async fn answer(&self, peer: Option<IpAddr>, request: Request<Incoming>) -> Answered {
         if let Some((by, description)) = http::proxied(&request) {
             if !self.serving.proxies {
-                return http::nothing_here();
+                return http::not_for_proxies();
             }
             let described = http::described(description, self.asking.client(), peer, request.headers());
             let described = described.map(|(method, target)| (method.to_owned(), readings::of_target(target)));

@@ -118,7 +118,7 @@ impl Answering {
     pub async fn answer(&self, peer: Option<IpAddr>, request: Request<Incoming>) -> Result<Answered, Infallible> {
         if let Some((by, description)) = proxied(&request) {
             if !self.serving.proxies {
-                return Ok(nothing_here());
+                return Ok(not_for_proxies());
             }
             let asked = asked_by(description, &self.worker(), peer, request.headers());
             return Ok(self.serving.decided(self.number, by, asked));
@@ -335,6 +335,10 @@ pub fn not_admitted(refusal: Refusal) -> Answered {
             response
         }
     }
+}
+
+pub fn not_for_proxies() -> Answered {
+    json(StatusCode::NOT_FOUND, api::refusal("the server was started with --no-proxies"))
 }
 
 pub fn nothing_here() -> Answered {

@@ -166,7 +166,10 @@ def _plan_of(
 
         return plan_of(file, store, tier_field=tier_field, holds_permits=holds_permits), None
     if store is None:
-        raise click.UsageError("live rules are kept in a store beside the file: write --store shm:///NAME?keys=1000000")
+        raise click.UsageError(
+            "live rules are kept in a store beside the file: leave its store out, and write --store "
+            "shm:///NAME?keys=1000000"
+        )
     if holds_permits:
         raise click.UsageError("permits are held by a limit of one version: leave --live or --no-proxies out")
     from forebay.serving.live import LivePlans

@@ -73,7 +73,7 @@ def load_built(path: str | os.PathLike[str], store: Any, functions: Functions, *
     if bool(spec.store) == (store is not None):
         problems.add(
             document.word(("store",)),
-            "load_rules got a store, too: leave one out"
+            "a store is given beside the file, too: leave one of the two out"
             if spec.store
             else 'the file names no store: write store = "shm:///shop?keys=1000000", or load_rules(..., store=)',
         )

@@ -77,7 +77,11 @@ class Refusals:
         # A leased store has one of its host.
         store = getattr(store, "host_store", store)
         if not isinstance(store, Store):
-            self._refuse_word(path, "a ban is kept in the memory of a host, and the store of the file is not")
+            self._refuse_word(
+                path,
+                "a ban is kept in the memory of a host, and a redis store has none: leave the ban out, or "
+                "write a store of shm, leased+redis or synced+redis",
+            )
             return
         for limiter in names_of_limiters(name):
             if limiter in self._file.limits:
