@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from click.testing import CliRunner, Result
 from process_helpers import FREE_USER, Crew, SharedNumbers, path_of, wait_until
 
 from forebay import BucketedWindow, Concurrency, Store, TokenBucket
-from forebay.cli import diagnosis
+from forebay.cli import diagnosis, doctor
 from forebay.cli.commands import forebay
 from forebay.segment import free_space, host_clock
+from forebay.segment.file_users import FileUsers, file_users
 
 
 def run(*arguments: str | Path) -> Result:
@@ -24,6 +26,15 @@ def run(*arguments: str | Path) -> Result:
 
 
 Finding = dict[str, str]
+
+
+def _own_users() -> FileUsers:
+    """The files that this process and its children use. Other tests run on the host, too."""
+    users, own = file_users(), {os.getpid()}
+    for task in Path("/proc/self/task").iterdir():
+        own.update(map(int, (task / "children").read_text().split()))
+    found = {file: [pid for pid in pids if pid in own] for file, pids in users.mapped_by.items()}
+    return replace(users, mapped_by={file: pids for file, pids in found.items() if pids})
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +54,7 @@ def sound_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
 
     set_up()
     monkeypatch.setattr(free_space, "memory_limits", list)
+    monkeypatch.setattr(doctor, "file_users", _own_users)
     return set_up
 
 
