@@ -27,6 +27,7 @@ LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
         *("unit/test_cli_bench.py", "unit/test_cli_doctor.py", "unit/test_cli_show.py", "unit/test_cli_stores.py"),
         *("unit/test_cli_tune.py", "unit/test_cli_verify.py", "unit/test_tune_json.py", "unit/test_tune_readers.py"),
         *("unit/test_cli_hot.py", "unit/test_cli_metrics.py", "unit/test_cli_top.py", "unit/test_tune_replay.py"),
+        "unit/test_rules_command.py::test_without_its_packages_the_command_names_the_extra",
     ),
     "segments: their files, bytes and checks": (
         *("unit/test_counter_lines.py", "unit/test_free_space.py", "unit/test_removal.py", "unit/test_verification.py"),
