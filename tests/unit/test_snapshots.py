@@ -465,6 +465,21 @@ def test_live_rules_are_carried_over(path: Path, file: Path) -> None:
         assert Board(store).read(2) == publication
 
 
+def test_a_replacement_takes_the_place_of_a_segment_only(path: Path, file: Path) -> None:
+    Store("a", keys=100, path=path).close()
+    snapshot(path, file)
+    ledger = path.with_name("ledger")
+    for content in (b"all of the money", file.read_bytes()):
+        ledger.write_bytes(content)
+        ledger.chmod(0o600)
+        with pytest.raises(ForeignSegment, match="the file is unchanged"):
+            restore(file, ledger, replace=True)
+        assert ledger.read_bytes() == content
+    ledger.write_bytes(b"")
+    restore(file, ledger, replace=True)
+    assert verify(ledger).sound
+
+
 def test_a_forked_child_takes_a_snapshot(path: Path, file: Path, crew: Crew) -> None:
     with Store("a", keys=100, path=path) as store:
         assert TokenBucket(store, "api", "10/hour").hit("key", 4)

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from forebay.errors import SegmentBusy, SegmentError, short_repr
+from forebay.errors import ForeignSegment, SegmentBusy, SegmentError, short_repr
 from forebay.segment import attachment_locks, layout, ofd_locks, trust
+from forebay.segment.header import MAGIC, is_foreign
 from forebay.segment.limiter_list import ALGORITHM_NAMES
 from forebay.segment.opening import opening_error
 from forebay.segment.reading import open_to_write, spec_to_look
@@ -192,6 +193,13 @@ def _unattached(path: str) -> Iterator[int]:
                     path, f"a file that uid {os.geteuid()} may only read", "one that it may write", "run as its owner"
                 )
             trust.check_file(trust.trusting_its_users(spec, fd), fd, of_any_owner=os.geteuid() == 0)
+            if is_foreign(begin := os.pread(fd, len(MAGIC), 0)):
+                raise ForeignSegment(
+                    path,
+                    f"a file that begins with {begin!r}",
+                    f"a forebay segment, which begins with {MAGIC!r}",
+                    "check the name or path: the file is unchanged",
+                )
             if not attachment_locks.exclude_all(fd):
                 users = len(attachment_locks.attached_ids(os.fstat(fd)))
                 raise _InUse(

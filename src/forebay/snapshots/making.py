@@ -216,8 +216,8 @@ class NewSegment:
 
     def _take_rules(self, content: bytes) -> None:
         version = int.from_bytes(content[:8], "little")
-        if not version:
-            raise damaged(self._source, "version 0 of live rules", "a version")
+        if not 0 < version < 2**63:
+            raise damaged(self._source, f"version {version} of live rules", "a version")
         os.pwrite(self._fd, content[:8], layout.HEADER_RULES_VERSION)
         self._rules_file = f"{rules_prefix(self.spec.path, self._segment.secret(RULES_SECRET))}{version}", content[8:]
 
