@@ -56,6 +56,15 @@ def test_one_request_in_128_is_timed(kind: Kind, rule: Callable[[TokenBucket], R
         assert decisions(store) == timed + 1
 
 
+def test_all_gates_and_paths_of_a_process_take_turns(store: Store) -> None:
+    limiter = TokenBucket(store, "api", "1000/day")
+    for _ in range(4):
+        site = Site("wsgi", [Rule(limiter, path=f"/{number}") for number in range(8)])
+        for number in range(SAMPLED // 4):
+            assert site.request(f"/{number % 8}").status == 200
+    assert decisions(store) == 1
+
+
 def test_denials_are_timed_too(store: Store) -> None:
     site = Site("wsgi", [Rule(FixedWindow(store, "api", "1/day"))])
     assert [site.request().status for _ in range(SAMPLED)] == [200] + [429] * (SAMPLED - 1)

@@ -147,15 +147,17 @@ cdef class Sampling:
     """
 
     cdef Segment segment
-    cdef uint64_t turn
 
     def __cinit__(self, Segment segment):
         self.segment = segment
 
     cdef inline uint64_t begun_ns(self) noexcept:
-        cdef uint64_t turn = load_relaxed(&self.turn) + 1
-        store_relaxed(&self.turn, turn)
-        return 0 if turn % DECISIONS_PER_SAMPLE != 0 or self.segment is None else monotonic_ns()
+        cdef uint64_t turn
+        if self.segment is None:
+            return 0
+        turn = load_relaxed(&self.segment.decision_turn) + 1
+        store_relaxed(&self.segment.decision_turn, turn)
+        return 0 if turn % DECISIONS_PER_SAMPLE != 0 else monotonic_ns()
 
     def begin(self):
         """The time; 0 if it isn't the turn of this decision."""

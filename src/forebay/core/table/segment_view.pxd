@@ -70,6 +70,7 @@ cdef class Segment:
     cdef readonly bint is_writable       # else the memory is mapped read-only: a write would end the process
     cdef readonly bint follows_python    # the clock is Python's time.time
     cdef public uint64_t name_check_due_ns  # by the host's coarse clock: when a limiter next checks the file's name
+    cdef uint64_t decision_turn          # web decisions of this process, of which some are timed
 
     cdef int follow_python(self) except -1
     cdef ForebayCounterLine* counter_line(self, size_t number) except NULL
