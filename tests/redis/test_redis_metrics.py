@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from redis_server import RedisServer
@@ -12,7 +13,7 @@ from scrapes import scraped
 
 from forebay import FixedWindow, Store, TokenBucket, own_counts
 from forebay.metrics.readings import OWN, OWN_COUNTERS
-from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
+from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore, executor_base
 from forebay.redis.synced import exchanger, news
 from forebay.redis.transport import breaker
 from forebay.rules.live import carrying
@@ -134,6 +135,15 @@ def test_calls_that_redis_replies_to_are_timed(host: Store, server: RedisServer)
     with RedisStore(server.url, timeout=60) as alone:
         assert TokenBucket(alone, "api", "100/hour").allow("key")
     assert redis_calls(host) == 2
+
+
+def test_a_clock_that_is_turned_back_fails_no_decision(
+    host: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_base, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    with RedisStore(server.url, timeout=60, host=host) as store:
+        assert TokenBucket(store, "api", "100/hour").allow("key")
+    assert redis_calls(host) == 1
 
 
 def test_calls_for_asyncio_are_timed(host: Store, server: RedisServer) -> None:
