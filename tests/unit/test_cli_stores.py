@@ -64,9 +64,14 @@ def test_ls_lists_the_stores_of_a_directory(used: Path) -> None:
     assert (before.st_ino, before.st_mtime_ns) == (file.stat().st_ino, file.stat().st_mtime_ns)
 
 
-@pytest.mark.parametrize("columns", [None, "20"], ids=["unset", "of the terminal"])
-def test_ls_cuts_nothing_that_a_program_reads(used: Path, columns: str | None) -> None:
-    result = CliRunner().invoke(forebay, ["ls", "--directory", str(used)], env={"COLUMNS": columns})
+@pytest.mark.parametrize(
+    "variables",
+    [{"COLUMNS": None}, *({"COLUMNS": "20", variable: "1"} for variable in ("LINES", "FORCE_COLOR", "TTY_COMPATIBLE"))],
+    ids=str,
+)
+def test_ls_cuts_nothing_that_a_program_reads(used: Path, variables: dict[str, str | None]) -> None:
+    result = CliRunner().invoke(forebay, ["ls", "--directory", str(used)], env=variables)
+    assert "\x1b" not in result.stdout
     (row,) = [line for line in result.stdout.splitlines() if str(used / "forebay-shop") in line]
     assert row.split()[-1] == str(layout.LAYOUT_VERSION)
 

@@ -37,7 +37,10 @@ class _Plain(Console):
     """Prints text as it is: no markup, no emoji, no colours."""
 
     def __init__(self, **more: Any) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, **more)
+        stream = sys.stderr if more.get("stderr") else sys.stdout
+        # By itself a console also takes variables such as FORCE_COLOR for a terminal.
+        is_terminal = stream is not None and stream.isatty()
+        super().__init__(markup=False, emoji=False, highlight=False, force_terminal=is_terminal, **more)
 
     def on_broken_pipe(self) -> None:
         """Let the command end as it does where it prints JSON. By itself a console exits with 1."""
