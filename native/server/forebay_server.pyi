@@ -67,7 +67,10 @@ class Server:
         """Where it listens: with the port that the host chose for port 0."""
 
     def run(self) -> float:
-        """Answer until SIGTERM or SIGINT, without the GIL. What is left of `drain_s`. Raises ``OSError``."""
+        """Answer until SIGTERM or SIGINT, without the GIL. Raises ``OSError``.
+
+        Returns what is left of `drain_s`, in seconds.
+        """
 
 def readings(paths: Sequence[str]) -> list[str]:
     """As ``forebay.web.native_requests.readings``: every path that a router may read in these; none if any."""

@@ -225,7 +225,7 @@ struct Shared {
 
 /// Serve until SIGTERM or SIGINT, and then until the requests under way are answered. Must not hold the GIL.
 ///
-/// What is left of the time for these, for others to end in.
+/// Returns the rest of the time for these, in which others may end.
 pub fn run(rules: &Rules, mut bound: Bound, options: &Options) -> Result<Duration, String> {
     let (stopping, stop) = watch::channel(false);
     let gate = match rules {
