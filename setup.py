@@ -37,7 +37,7 @@ SELDOM_RUN = {
     *(PACKAGE / "core/c_api" / name for name in ("functions.pyx", "gate.pyx", "handles.pyx")),
     *(PACKAGE / "core/table" / name for name in ("segment_view.pyx", "threads.pyx")),
     *(PACKAGE / name for name in ("segment/mapping.pyx", "core/synced/limiter.pyx", "awaited.pyx")),
-    *(PACKAGE / "tuning" / name for name in ("columns.pyx", "combined.pyx", "keys.pyx", "times.pyx")),
+    *(PACKAGE / "tuning" / name for name in ("replay.pyx", "requests.pyx")),
     *(PACKAGE / "redis/transport" / name for name in ("replies.pyx", "timed_socket.pyx")),
 }
 # So are methods that run seldom, in every module, and what runs after an error.

@@ -7,8 +7,8 @@ import io
 import struct
 from pathlib import Path
 
-from forebay.tuning.columns import REQUEST_BYTES, Columns
 from forebay.tuning.readers import Reading, read
+from forebay.tuning.requests import REQUEST_BYTES, Columns
 
 NS = 10**9
 SECOND = 1_700_000_000

@@ -15,9 +15,8 @@ from access_logs import NS, SECOND, Requests, line, read_bytes, requests_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.tuning.columns import REQUEST_BYTES, Columns
-from forebay.tuning.keys import Keys
 from forebay.tuning.problems import UnusableLog
+from forebay.tuning.requests import REQUEST_BYTES, Columns, Keys
 from forebay.web import ClientAddress
 
 

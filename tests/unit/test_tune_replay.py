@@ -18,10 +18,9 @@ from forebay import Rate, SlidingLog, Store, TokenBucket
 from forebay.errors import ForebayError
 from forebay.testing import ManualClock
 from forebay.tuning.candidates import ALGORITHMS, Candidate, candidates
-from forebay.tuning.columns import Columns
 from forebay.tuning.comparison import Comparison, compare
-from forebay.tuning.keys import Keys
 from forebay.tuning.replay import Replay, demand, exact_log
+from forebay.tuning.requests import Columns, Keys
 from forebay.tuning.traffic import KINDS, Generated, generate
 
 MS = 10**6

@@ -22,11 +22,11 @@ from forebay.cli.printing import consoles, print_error, printable, progress_on
 from forebay.errors import ForebayError, InvalidRate, short_repr
 from forebay.rate import Rate, as_rate
 from forebay.tuning.candidates import ALGORITHMS
-from forebay.tuning.columns import Columns
 from forebay.tuning.comparison import Comparison, compare
 from forebay.tuning.document import Source, document, time_text
 from forebay.tuning.readers import FORMATS, read
 from forebay.tuning.report import page
+from forebay.tuning.requests import Columns
 from forebay.tuning.traffic import KINDS, Generated, generate
 
 __all__ = ["command"]

@@ -18,9 +18,8 @@ from forebay.errors import ForebayError
 from forebay.rate import Rate
 from forebay.store import Store
 from forebay.tuning.candidates import Candidate, candidates
-from forebay.tuning.columns import REQUEST_BYTES
-from forebay.tuning.keys import Keys
 from forebay.tuning.replay import Replay, demand, exact_log
+from forebay.tuning.requests import REQUEST_BYTES, Keys
 
 __all__ = ["Comparison", "Demand", "LeftOut", "Result", "Suggestion", "compare"]
 

@@ -17,9 +17,8 @@ from typing import Any, BinaryIO, Final
 
 from forebay.errors import short_repr
 from forebay.extras import Needs
-from forebay.tuning.columns import Columns
-from forebay.tuning.combined import CombinedLines
 from forebay.tuning.problems import UnusableLog
+from forebay.tuning.requests import Columns, CombinedLines
 
 __all__ = ["FORMATS", "Reading", "Unreadable", "read"]
 

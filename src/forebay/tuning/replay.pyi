@@ -4,7 +4,7 @@ from typing import Self, final
 from typing_extensions import Buffer
 
 from forebay.core.cell_limiter import CellLimiter
-from forebay.tuning.keys import Keys
+from forebay.tuning.requests import Keys
 
 def demand(requests: Buffer, span_ns: int, peaks: array[int]) -> int: ...
 def exact_log(requests: Buffer, keys: int, limit: int, period_ns: int) -> bytearray: ...

@@ -19,8 +19,7 @@ from forebay.core.table.native cimport prefetch, store_release
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport home_line
 from forebay.segment.mapping cimport HeldBytes
-from forebay.tuning.columns cimport Request
-from forebay.tuning.keys cimport Keys
+from forebay.tuning.requests cimport Keys, Request
 
 from forebay.errors import ForebayError
 

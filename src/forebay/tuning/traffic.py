@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.rate import NS, Rate
-from forebay.tuning.columns import Columns
+from forebay.tuning.requests import Columns
 
 __all__ = ["KINDS", "Generated", "generate"]
 

@@ -1,1 +1,0 @@
-from forebay.clock import MAX_NS as MAX_NS
