@@ -34,7 +34,7 @@ OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
 SMALL = ["-Os"] if OPTIMIZE else []
 SELDOM_RUN = {
     *(PACKAGE / "core" / name for name in ("audit.pyx", "kinds.pyx", "limiter.pyx", "reservation.pyx")),
-    *(PACKAGE / "core/c_api" / name for name in ("functions.pyx", "gate.pyx", "handles.pyx")),
+    *(PACKAGE / "core/c_api" / name for name in ("functions.pyx", "handles.pyx")),
     *(PACKAGE / "core/table" / name for name in ("segment_view.pyx", "threads.pyx")),
     *(PACKAGE / name for name in ("segment/mapping.pyx", "core/synced/limiter.pyx", "awaited.pyx")),
     *(PACKAGE / "tuning" / name for name in ("replay.pyx", "requests.pyx")),

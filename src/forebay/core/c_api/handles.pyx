@@ -13,7 +13,7 @@ from forebay.c_api cimport (
 )
 from forebay.core.algorithms.concurrency cimport Concurrency
 from forebay.core.algorithms.slots cimport begin_search
-from forebay.core.c_api.gate cimport enter, leave
+from forebay.core.c_api.gate cimport callers_in, enter, leave, shut
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Limiter, check_name, report_unraisable
 from forebay.core.synced.limiter cimport SyncedLimiter
@@ -23,8 +23,23 @@ from forebay.core.table.native cimport FOREBAY_KIND_TAT, load_acquire, siphash13
 from forebay.core.table.table cimport Events, table_now
 from forebay.core.table.threads cimport forks_of_process, generation_counter
 
+import atexit
+import time
+
 from forebay.errors import InvalidLimiter, InvalidRate, StoreClosed
 from forebay.rate import Rate
+
+cdef uint64_t gate = 0
+
+
+def shut_gate():
+    """At the end of the interpreter: let no more callers in, and wait for those that are."""
+    shut(&gate)
+    while callers_in(load_acquire(&gate)):
+        time.sleep(0.001)
+
+
+atexit.register(shut_gate)
 
 
 class Refused(Exception):
@@ -221,14 +236,14 @@ cdef inline int32_t enter_with(const void* given, void** made) noexcept nogil:
     made[0] = NULL
     if given == NULL:
         return FOREBAY_INVALID_ARGUMENT
-    return FOREBAY_OK if enter() else FOREBAY_FINALIZING
+    return FOREBAY_OK if enter(&gate) else FOREBAY_FINALIZING
 
 
 cdef int32_t limiter_open(void* object, forebay_limiter** limiter) noexcept nogil:
     cdef int32_t status = enter_with(object, <void**>limiter)
     if status == FOREBAY_OK:
         status = open_limiter(<PyObject*>object, limiter)
-        leave()
+        leave(&gate)
     return status
 
 
@@ -236,7 +251,7 @@ cdef int32_t attach(forebay_limiter* limiter, forebay_thread** thread) noexcept 
     cdef int32_t status = enter_with(limiter, <void**>thread)
     if status == FOREBAY_OK:
         status = open_thread(<PyObject*>limiter, thread)
-        leave()
+        leave(&gate)
     return status
 
 
@@ -246,7 +261,7 @@ cdef int32_t rate_open(
     cdef int32_t status = enter_with(limiter, <void**>rate)
     if status == FOREBAY_OK:
         status = open_rate(<PyObject*>limiter, limit, period_ns, burst, rate)
-        leave()
+        leave(&gate)
     return status
 
 
@@ -255,15 +270,15 @@ cdef int32_t maintain(forebay_limiter* limiter) noexcept nogil:
     cdef int32_t status = enter_with(limiter, &nothing)
     if status == FOREBAY_OK:
         status = maintain_limiter(<PyObject*>limiter)
-        leave()
+        leave(&gate)
     return status
 
 
 cdef void close_object(void* handle) noexcept nogil:
     """`limiter_close` and `detach`."""
-    if handle != NULL and enter():
+    if handle != NULL and enter(&gate):
         close_handle(handle)
-        leave()
+        leave(&gate)
 
 
 cdef void rate_close(forebay_rate* rate) noexcept nogil:
