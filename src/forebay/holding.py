@@ -47,6 +47,15 @@ class Spendable(Protocol):
         ...
 
 
+async def done(result: L) -> L:
+    """The coroutine of what was done before it: ``async with`` a lease waits for nothing.
+
+    In Python, because a compiled module with a coroutine is 8 kB larger in the wheel. The lease is released before this
+    is called, so no signal handler runs in between.
+    """
+    return result
+
+
 class Hold(Generic[L]):
     """The result of ``Concurrency.hold``: waits for permits, holds them in the block, and releases them.
 

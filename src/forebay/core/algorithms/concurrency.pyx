@@ -262,11 +262,12 @@ cdef class Lease:
     def __exit__(self, *error):
         self.release()
 
-    async def __aenter__(self):
-        return self.__enter__()
+    def __aenter__(self):
+        return holding.done(self.__enter__())
 
-    async def __aexit__(self, *error):
+    def __aexit__(self, *error):
         self.release()
+        return holding.done(None)
 
     @cython.nonecheck(True)
     def __repr__(self):
