@@ -40,7 +40,9 @@ SELDOM_RUN = {
     *(PACKAGE / "tuning" / name for name in ("replay.pyx", "requests.pyx")),
     *(PACKAGE / "redis/transport" / name for name in ("replies.pyx", "timed_socket.pyx")),
 }
-# So are methods that run seldom, in every module, and what runs after an error.
+# So are methods that run seldom, in every module, and what runs after an error. None is inlined into what isn't small;
+# but of the objects that each request makes, the constructors are.
+MADE_OFTEN = {"forebay.core.decision", "forebay.web.native_requests"}
 SELDOM_CALLED = re.compile(
     r"^(static (?:int|void|PyObject \*) ?(?:__Pyx_AddTraceback|__Pyx_GetBuiltinName|__pyx_p[wf]_\w+?_\d*(?:"
     r"__cinit__|__init__|__repr__|__reduce__|__copy__|__deepcopy__|bytes_needed|convert|reset|wait|wait_async|limited"
@@ -132,9 +134,10 @@ class BuildExtensions(build_ext):
 
     def swig_sources(self, sources: list[str], extension: Extension) -> list[str]:
         """Between Cython and the C compiler: what makes a wheel smaller."""
+        attributes = "cold" if extension.name in MADE_OFTEN else "cold, noinline"
         for source in map(Path, super().swig_sources(sources, extension)):
             before = source.read_text()
-            code = MODULE_DOCSTRING.sub("0", SELDOM_CALLED.sub(r"\1 __attribute__((cold));", before))
+            code = MODULE_DOCSTRING.sub("0", SELDOM_CALLED.sub(rf"\1 __attribute__(({attributes}));", before))
             if code != before:
                 source.write_text(code)
         return sources
