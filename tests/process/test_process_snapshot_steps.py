@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import json
 import os
@@ -29,6 +31,7 @@ CALLS: Final = (
 )
 OLD, NEW = 300, 2000
 RULES: Final = Publication("limits.toml", "a test", 1, datetime(2026, 1, 1, tzinfo=UTC), {}, b"# no limits")
+OTHER_RULES: Final = Publication("limits.toml", "a test", 1, datetime(2026, 1, 2, tzinfo=UTC), {}, b"# none either")
 
 
 @pytest.fixture
@@ -50,8 +53,34 @@ def make(path: Path, used: int) -> None:
         assert Board(store).publish(RULES, 0) == 1
 
 
-def used_in(path: Path) -> tuple[int, int]:
-    """The size of a sound and whole store, and how many requests of the key were used."""
+def make_two_snapshots(path: Path, file: Path) -> Path:
+    """A snapshot of a store of which 7 requests were used, and one of 9, which have other live rules of one number.
+
+    Returns the latter's path. Both come from one store, so the names of their rules' files have the same secret.
+    """
+    with Store("a", keys=OLD, path=path) as store:
+        assert TokenBucket(store, "api", "10/year").hit("key", 7)
+        assert SlidingLog(store, "log", "10/year", keys=3).hit("key", 7)
+        snapshot(path, before := Path(f"{file}.before"))
+        assert Board(store).publish(RULES, 0) == 1
+    snapshot(path, file)
+    Store.unlink(path=path)
+    restore(before, path)
+    with Store.attach(path=path) as store:
+        assert TokenBucket(store, "api", "10/year").hit("key", 2)
+        assert SlidingLog(store, "log", "10/year", keys=3).hit("key", 2)
+        assert Board(store).publish(OTHER_RULES, 0) == 1
+    snapshot(path, later := Path(f"{file}.later"))
+    return later
+
+
+def used_of(path: Path) -> int:
+    with Store.attach(path=path) as store:
+        return 10 - TokenBucket(store, "api", "10/year").peek("key").remaining
+
+
+def used_in(path: Path, rules: Publication = RULES) -> tuple[int, int]:
+    """The size of a sound and whole store with these live rules, and how many requests of the key were used."""
     report = verify(path)
     assert report.sound, report.damage
     with Store.attach(path=path) as store:
@@ -59,35 +88,55 @@ def used_in(path: Path) -> tuple[int, int]:
             TokenBucket(store, "api", "10/year").peek("key").remaining,
             SlidingLog(store, "log", "10/year", keys=3).peek("key").remaining,
         }
-        assert Board(store).read(1) == RULES
+        board = Board(store)
+        assert board.read(board.version) == rules
         (remaining,) = left
         return store.keys, 10 - remaining
 
 
-def _run_up_to(step: int, work: Callable[[], Any]) -> None:
-    """Do the work, and be killed before its call of that number."""
+Call = Callable[[], Any]
+"""A system call with its arguments."""
+
+
+def killed(call: Call) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failed(call: Call) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def interrupted(call: Call) -> None:
+    call()
+    raise KeyboardInterrupt
+
+
+def _run_up_to(step: int, end: Callable[[Call], None], work: Callable[[], Any]) -> bool:
+    """Do the work, and end it at its call of that number. Whether all was done."""
     calls = itertools.count()
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def killed_or_called(*arguments: Any, **more: Any) -> Any:
+        def ended_or_called(*arguments: Any, **more: Any) -> Any:
             if next(calls) == step:
-                os.kill(os.getpid(), signal.SIGKILL)
+                end(lambda: call(*arguments, **more))
             return call(*arguments, **more)
 
-        return killed_or_called
+        return ended_or_called
 
-    for name in CALLS:
+    for name in CALLS if end is not failed else (*{*CALLS} - {"close", "unlink"},):
         setattr(os, name, counted(getattr(os, name)))
-    work()
+    with contextlib.suppress(OSError, SegmentError, KeyboardInterrupt):
+        work()
+    return next(calls) <= step
 
 
 def kills(crew: Crew, work: Callable[[], Any]) -> Iterator[int]:
     """Kill the work before each of its calls in turn; the last number is of a process that has done all."""
     for step in itertools.count():
-        worker = crew.start(_run_up_to, step, work)
-        killed = is_killed(worker)
+        worker = crew.start(_run_up_to, step, killed, work)
+        was_killed = is_killed(worker)
         yield step
-        if not killed:
+        if not was_killed:
             assert step > 20
             return
 
@@ -103,6 +152,16 @@ def is_killed(worker: Worker) -> bool:
     return False
 
 
+def ends(crew: Crew, end: Callable[[Call], None], work: Callable[[], Any]) -> Iterator[int]:
+    """End the work at each of its calls in turn."""
+    for step in itertools.count():
+        is_done = crew.start(_run_up_to, step, end, work).result()
+        if is_done:
+            assert step > 20
+            return
+        yield step
+
+
 def refusal_of(work: Callable[[], Any]) -> str:
     try:
         work()
@@ -111,11 +170,14 @@ def refusal_of(work: Callable[[], Any]) -> str:
     return ""
 
 
+def rules_beside(path: Path) -> set[str]:
+    """Files of live rules."""
+    return {name for name in os.listdir(path.parent) if name.startswith(f"{path.name}.rules-")}
+
+
 def others_beside(path: Path) -> set[str]:
-    """Files that are neither the store nor its live rules."""
-    return {
-        name for name in os.listdir(path.parent) if name != path.name and not name.startswith(f"{path.name}.rules-")
-    }
+    """Files that are neither the store nor live rules."""
+    return {*os.listdir(path.parent)} - {path.name} - rules_beside(path)
 
 
 def test_a_resize_that_is_killed_anywhere_leaves_the_old_store_or_the_new_one(path: Path, crew: Crew) -> None:
@@ -137,36 +199,64 @@ def test_a_restore_that_is_killed_anywhere_leaves_no_store_or_a_whole_one(path: 
     make(path, 7)
     snapshot(path, file)
     Store.unlink(path=path)
-    made = 0
+    made = left = 0
     for _ in kills(crew, lambda: restore(file, path)):
         assert others_beside(path) == set()
         if path.exists():
             assert used_in(path) == (OLD, 7)
             Store.unlink(path=path)
+            assert os.listdir(path.parent) == []
             made += 1
+        elif rules_beside(path):
+            # Rules without a store, as a kill leaves them, are of no harm to the next one, which removes them.
+            restore(file, path)
+            assert used_in(path) == (OLD, 7)
+            assert len(rules_beside(path)) == 1
+            Store.unlink(path=path)
+            left += 1
     assert made >= 1
-    # Rules without a store, as a kill leaves them, are of no harm to the next one.
-    restore(file, path)
-    assert used_in(path) == (OLD, 7)
+    assert left >= 1
 
 
 def test_a_replacement_that_is_killed_anywhere_leaves_the_old_store_or_the_new_one(
     path: Path, file: Path, crew: Crew
 ) -> None:
-    make(path, 7)
-    snapshot(path, file)
-    with Store.attach(path=path) as store:
-        assert TokenBucket(store, "api", "10/year").hit("key", 2)
-        assert SlidingLog(store, "log", "10/year", keys=3).hit("key", 2)
-    snapshot(path, later := Path(f"{file}.later"))
+    later = make_two_snapshots(path, file)
     seen = []
     for _ in kills(crew, lambda: restore(file, path, replace=True)):
-        seen.append(used_in(path))
+        seen.append(used_in(path, OTHER_RULES if used_of(path) == 9 else RULES))
         assert others_beside(path) <= {".forebay-shop.new"}
         restore(later, path, replace=True)
+        assert used_in(path, OTHER_RULES) == (OLD, 9)
         assert others_beside(path) == set()
+        assert len(rules_beside(path)) == 1
+        make_anew(path, later)
     assert set(seen) == {(OLD, 9), (OLD, 7)}
     assert seen[-1] == (OLD, 7)
+
+
+def make_anew(path: Path, file: Path) -> None:
+    """Restore the store without files beside it, so its rules have the number that they had."""
+    Store.unlink(path=path)
+    assert os.listdir(path.parent) == []
+    restore(file, path)
+
+
+@pytest.mark.parametrize("end", [failed, interrupted])
+def test_a_replacement_that_fails_anywhere_leaves_the_old_store_or_the_new_one(
+    end: Callable[[Call], None], path: Path, file: Path, crew: Crew
+) -> None:
+    later = make_two_snapshots(path, file)
+    seen = set()
+    for _ in ends(crew, end, lambda: restore(file, path, replace=True)):
+        seen.add(used_in(path, OTHER_RULES if used_of(path) == 9 else RULES))
+        if end is failed:
+            assert others_beside(path) == set()
+        else:
+            # An interrupt may come right after the file has its name.
+            assert others_beside(path) <= {".forebay-shop.new"}
+        make_anew(path, later)
+    assert (OLD, 9) in seen
 
 
 def test_what_a_killed_resize_left_is_named_by_doctor_and_removed_with_the_store(path: Path, crew: Crew) -> None:

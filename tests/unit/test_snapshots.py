@@ -465,6 +465,33 @@ def test_live_rules_are_carried_over(path: Path, file: Path) -> None:
         assert Board(store).read(2) == publication
 
 
+def test_restored_rules_take_the_place_of_no_file(path: Path, file: Path) -> None:
+    from datetime import UTC, datetime
+
+    from forebay.rules.live.publication import Board, Publication
+
+    publication = Publication("limits.toml", "a test", 1, datetime.now(UTC), {}, b"# no limits")
+    with Store("a", keys=100, path=path) as store:
+        assert Board(store).publish(publication, 0) == 1
+        snapshot(path, file)
+    (rules,) = path.parent.glob("*.rules-*")
+    whole, prefix = rules.read_bytes(), str(rules).removesuffix("1")
+    Store.unlink(path=path)
+    path.with_name(f"{path.name}.rules-01234567.1").touch()
+    os.mkfifo(f"{prefix}1")
+    Path(f"{prefix}2").symlink_to(file)
+    Path(f"{prefix}3").write_bytes(whole[:-1])
+    Path(f"{prefix}4").write_bytes(whole)
+    Path(f"{prefix}4").chmod(0o666)
+    restore(file)
+    with Store("a", keys=100, path=path) as store:
+        assert Board(store).version == 5
+        assert Board(store).read(5) == publication
+    # No store has the others.
+    assert list(path.parent.glob("*.rules-*")) == [Path(f"{prefix}5")]
+    assert os.stat(f"{prefix}5").st_mode == os.stat(path).st_mode
+
+
 def test_a_replacement_takes_the_place_of_a_segment_only(path: Path, file: Path) -> None:
     Store("a", keys=100, path=path).close()
     snapshot(path, file)

@@ -25,6 +25,7 @@ __all__ = [
     "is_at",
     "is_of_rules",
     "removal_message",
+    "rules_files",
     "rules_prefix",
     "successor_of",
     "unlink",
@@ -62,7 +63,7 @@ def successor_of(path: str) -> str:
     return os.path.join(directory, f".{name}.new")
 
 
-def _rules_files(path: str) -> list[str]:
+def rules_files(path: str) -> list[str]:
     """The files of live rules of the segments that are, or were, at the path.
 
     No other file whose name begins like theirs: a store may be named ``shop.rules-2``.
@@ -159,7 +160,7 @@ def unlink(path: str) -> None:
     user, and an empty file, as a killed creator leaves it, are removed if the system permits it.
     """
     # Listed first: from the removal on, a successor may have some.
-    files = [*_rules_files(path), successor_of(path)]
+    files = [*rules_files(path), successor_of(path)]
     try:
         status = _check_is_segment(path)
         os.unlink(path)

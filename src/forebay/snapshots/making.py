@@ -3,10 +3,16 @@
 **Transitions.** The file is made without a name, filled, and checked by ``forebay.verification``. Then it gets its
 name: by a link, which fails if there is a file, or by a rename over the segment that it replaces.
 
-**Crash.** A process that is killed before the last step leaves nothing: the kernel frees a file without a name. For the
-rename the file has another name first, ``.<file>.new``; a process that is killed between the two leaves it. The next
-one removes it, as does the removal of the segment, and ``forebay doctor`` names it. A file of live rules that was
-written before is the successor's, or is removed with it.
+**Live rules.** Their file is written without a name, too, and gets one just before the segment does. It never replaces
+a file: the segment of before, or another one of the same snapshot, may have other live rules of that number. Then these
+rules get the next number that is free, and the segment's header has it. A file of the same rules serves both segments,
+so a process that fails removes none; one that has named its segment removes all other files of rules at that path.
+
+**Crash.** A process that is killed before the segment has its name leaves at most a file of live rules that no segment
+names. The next restore to that path uses it or removes it; the removal of the segment, or the publication of a higher
+version, removes it. For the rename the segment has another name first, ``.<file>.new``; a process that is killed
+between the two leaves it. The next one removes it, as does the removal of the segment, and ``forebay doctor`` names it.
+A process that is killed after the rename leaves files of former rules, which are removed in the same ways.
 
 **Replacing.** The caller excludes all attachments of the old segment until the new one has its name. A process that
 wants to attach meanwhile waits, and then finds that the path leads elsewhere: see ``forebay.segment.file``.
@@ -30,7 +36,7 @@ from forebay.segment.extents import ExtentEntry
 from forebay.segment.header import Header, segment_bytes
 from forebay.segment.limiter_list import LIST_BYTES
 from forebay.segment.opening import name_file, open_unnamed, opening_error
-from forebay.segment.removal import RULES_SECRET, expect_removal, rules_prefix, successor_of
+from forebay.segment.removal import RULES_SECRET, expect_removal, rules_files, rules_prefix, successor_of
 from forebay.segment.spec import SegmentSpec
 from forebay.snapshots.document import COUNTERS, EXTENT, KEYS, LIMITERS, RULES, Frame, Head, damaged
 from forebay.store_options import MAX_KEYS
@@ -67,8 +73,7 @@ class NewSegment:
         self.keys = 0
         """Keys that were put into it."""
         self._source, self._head = source, head
-        self._rules_file: tuple[str, bytes] | None = None
-        self._named: list[str] = []
+        self._rules: tuple[int, bytes] | None = None
         if os.geteuid() not in (0, head.uid):
             raise UntrustedSegment(
                 source,
@@ -110,9 +115,6 @@ class NewSegment:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for path in self._named:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
         os.close(self._fd)
 
     def _epoch_ns(self) -> int:
@@ -218,8 +220,7 @@ class NewSegment:
         version = int.from_bytes(content[:8], "little")
         if not 0 < version < 2**63:
             raise damaged(self._source, f"version {version} of live rules", "a version")
-        os.pwrite(self._fd, content[:8], layout.HEADER_RULES_VERSION)
-        self._rules_file = f"{rules_prefix(self.spec.path, self._segment.secret(RULES_SECRET))}{version}", content[8:]
+        self._rules = version, content[8:]
 
     def verify(self, progress: Callable[[int, int], None]) -> None:
         """Check all that was made. Raises ``DamagedSegment`` if it isn't sound, as the snapshot wasn't."""
@@ -240,38 +241,71 @@ class NewSegment:
 
     def link(self) -> None:
         """Give the segment its name. Raises FileExistsError if there is a file of that name."""
-        self._write_rules()
-        try:
-            name_file(self._fd, self.spec.path)
-        except FileExistsError:
-            # The store that another process has just made may be of the same snapshot: then these are its rules.
-            self._named.clear()
-            raise
-        self._named.clear()
+        former = rules_files(self.spec.path)
+        own = self._name_rules()
+        name_file(self._fd, self.spec.path)
+        self._clean(former, own)
 
     def replace(self, status: os.stat_result) -> None:
         """Give the segment the name of the one of that status, which no process has attached or can attach."""
         new = successor_of(self.spec.path)
-        self._write_rules()
+        former = rules_files(self.spec.path)
+        own = self._name_rules()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)
         name_file(self._fd, new)
-        self._named.append(new)
-        os.rename(new, self.spec.path)
-        self._named.clear()
+        try:
+            os.rename(new, self.spec.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise
+        self._clean(former, own)
         expect_removal(status)
 
-    def _write_rules(self) -> None:
-        """Write the file of the live rules for all who may use the segment, unless it is there."""
-        if self._rules_file is None:
-            return
-        path, document = self._rules_file
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            if file.read(len(document) + 1) == document:
-                return
-        self._named.append(path)
-        with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
+    def _name_rules(self) -> str | None:
+        """Make the file of the live rules, for all who may use the segment, and put its number into the header."""
+        if self._rules is None:
+            return None
+        version, document = self._rules
+        with open(open_unnamed(self.spec), "wb") as file:
             status = os.fstat(self._fd)
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
             os.fchmod(file.fileno(), status.st_mode & 0o660)
             file.write(document)
+            file.flush()
+            while not _is_named(file.fileno(), path := f"{self._rules_prefix()}{version}", document):
+                version += 1
+        os.pwrite(self._fd, version.to_bytes(8, "little"), layout.HEADER_RULES_VERSION)
+        return path
+
+    def _rules_prefix(self) -> str:
+        return rules_prefix(self.spec.path, self._segment.secret(RULES_SECRET))
+
+    def _clean(self, former: list[str], own: str | None) -> None:
+        """Remove the files of rules that were there before the segment had its name, except its own.
+
+        And except the note of a loader: a process may have attached the segment, and have written it anew.
+        """
+        for file in former:
+            if file != own and not file.startswith(f"{self._rules_prefix()}loader"):
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+
+
+def _is_named(fd: int, path: str, document: bytes) -> bool:
+    """Whether the file has got that name, or one of the same owner, group, mode and content has it already."""
+    try:
+        name_file(fd, path)
+    except FileExistsError:
+        pass
+    else:
+        return True
+    try:
+        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with open(there, "rb") as file:
+        other, status = os.fstat(there), os.fstat(fd)
+        is_like_it = (other.st_uid, other.st_gid, other.st_mode) == (status.st_uid, status.st_gid, status.st_mode)
+        return is_like_it and file.read(len(document) + 1) == document
