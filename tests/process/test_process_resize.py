@@ -13,7 +13,7 @@ import pytest
 from process_helpers import Crew, SharedNumbers, Worker, wait_until
 
 from forebay import FixedWindow, SlidingLog, Store, TokenBucket
-from forebay.errors import SegmentBusy, SegmentSpaceError
+from forebay.errors import DamagedSegment, SegmentBusy, SegmentSpaceError
 from forebay.segment import layout
 from forebay.segment.extents import append_table, give_back_table
 from forebay.snapshots import resize, restore, snapshot
@@ -260,6 +260,23 @@ def test_a_table_within_the_segment_as_it_was_made_is_damage(path: Path) -> None
         assert store.stats().limiters["window"].full == 1
         assert os.pread(file.fileno(), layout.COUNTERS_OFFSET, 0) == before
         assert not verify(path).sound
+
+
+@pytest.mark.parametrize("word", [layout.HEADER_MOVED_TABLE, layout.HEADER_MOVED_KEYS, layout.HEADER_MOVED_CHECK])
+def test_a_store_in_use_whose_table_is_nowhere_names_the_damage(path: Path, word: int) -> None:
+    with Store("a", keys=1000, path=path) as store:
+        window = _window(store)
+        resize(path, 2000)
+        assert window.hit("key", LIMIT)
+        with open(path, "r+b") as file:
+            os.pwrite(file.fileno(), b"\1\2\3\4\5\6\7\0", word)
+        with pytest.raises(DamagedSegment, match=r"`moved_table`, `moved_keys` and `moved_check`.*stop its users"):
+            resize(path, 4000)
+        assert not window.allow("key")
+        assert _progress(path) % 2 == 0
+    assert not verify(path).sound
+    resize(path, 4000)
+    assert verify(path).sound
 
 
 def test_a_check_during_a_resize(path: Path) -> None:

@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from typing import cast
 
 from forebay.core.table.segment_view import Extent
-from forebay.errors import SegmentBusy
+from forebay.errors import DamagedSegment, SegmentBusy
 from forebay.segment import attachment_locks, ofd_locks
 from forebay.segment.extents import append_table, give_back_table
 from forebay.segment.opening import opening_error
 from forebay.segment.reading import open_to_write, spec_to_look
 from forebay.store import Store
+from forebay.verification.lists import names_another_table
+from forebay.verification.mapped_segment import MappedSegment
 
 __all__ = ["move_table"]
 
@@ -30,16 +32,32 @@ def move_table(path: str, keys: int) -> tuple[int, int]:
 
     In the latter case the table stays. Raises the kinds of ``SegmentError`` that attaching raises, ``SegmentBusy`` if
     another resize is under way, or a process without the GIL has the store attached, ``SegmentSpaceError`` if there is
-    no space for the table, and ``OSError``. Then the store is as before.
+    no space for the table, ``DamagedSegment`` if the header doesn't say where the table is, and ``OSError``. Then the
+    store is as before.
     """
     with Store.attach(path=path) as store, _mover(store):
         place, target = append_table(store.attachment, keys)
         try:
             return store.segment.move_table(cast(Extent, target), place.word)
+        except OSError:
+            _refuse_damage(path)
+            raise
         finally:
             # By the header: an interrupt may come after the move, and before it has returned.
             if store.segment.moved_table() != place.word:
                 give_back_table(store.attachment, place)
+
+
+def _refuse_damage(path: str) -> None:
+    with MappedSegment(path) as segment:
+        if names_another_table(segment):
+            raise DamagedSegment(
+                path,
+                "a header whose words `moved_table`, `moved_keys` and `moved_check` don't agree",
+                "the place that a resize has given the table",
+                "look at it with `forebay verify`; then stop its users and resize it, which makes these words anew, or "
+                "remove it (forebay rm)",
+            )
 
 
 @contextlib.contextmanager

@@ -42,14 +42,21 @@ def header_findings(segment: MappedSegment) -> list[Finding]:
     return found
 
 
-def _moved_findings(segment: MappedSegment) -> Iterator[Finding]:
-    words = segment.memory[layout.HEADER_MOVED_TABLE : layout.HEADER_MOVED_TABLE + 16]
+def names_another_table(segment: MappedSegment) -> bool:
+    """Whether the words of the header that say where a resize has moved the table don't agree."""
     # The hash of a list's entry, whose lowest bit is set.
-    expected = keyed_hash(segment.header.hash_key, words)
-    is_other = segment.u64(layout.HEADER_MOVED_TABLE) and segment.u64(layout.HEADER_MOVED_CHECK) | 1 != expected
+    expected = keyed_hash(segment.header.hash_key, _moved_words(segment))
+    return bool(segment.u64(layout.HEADER_MOVED_TABLE)) and segment.u64(layout.HEADER_MOVED_CHECK) | 1 != expected
+
+
+def _moved_words(segment: MappedSegment) -> bytes:
+    return segment.memory[layout.HEADER_MOVED_TABLE : layout.HEADER_MOVED_TABLE + 16]
+
+
+def _moved_findings(segment: MappedSegment) -> Iterator[Finding]:
     # A mover writes them one after the other. If it was killed in between, the end of its resize mends them.
-    if is_other and not segment.is_resizing:
-        yield damage("header", f"a table at {words.hex()}", "the place that a resize has given it")
+    if names_another_table(segment) and not segment.is_resizing:
+        yield damage("header", f"a table at {_moved_words(segment).hex()}", "the place that a resize has given it")
     if segment.is_resizing:
         yield note("header", "a resize under way, or one that was killed", "its end, by the next decision that waits")
 
