@@ -562,9 +562,11 @@ def test_the_commands(tmp_path: Path, file: Path) -> None:
 def test_a_snapshot_locks_and_changes_nothing(path: Path, file: Path) -> None:
     Store("a", keys=100, path=path).close()
     before = path.stat(), path.read_bytes()
-    path.chmod(0o400)
+    path.chmod(0o440)
     snapshot(path, file)
     path.chmod(0o600)
+    restore(file, another := path.with_name("another"))
+    assert stat.S_IMODE(another.stat().st_mode) == 0o640
     assert (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()) == (
         before[0].st_ino,
         before[0].st_mtime_ns,
@@ -585,7 +587,6 @@ def test_a_head_that_cannot_be(path: Path, file: Path) -> None:
         replace(head, keys=2**40),
         replace(head, group_count=1),
         replace(head, group_count=2**50),
-        replace(head, mode=0o666),
         replace(head, path="relative"),
         replace(head, wall_ns=2**63),
         replace(head, group_count=2**39),
@@ -594,6 +595,24 @@ def test_a_head_that_cannot_be(path: Path, file: Path) -> None:
         document.write(str(file), one, frames)
         with pytest.raises(SegmentError):
             restore(file, path.with_name("another"))
+    assert sorted(path.parent.iterdir()) == [path, file]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"uid": 2**32 - 1}, {"gid": 2**32 - 1}, *({"mode": mode} for mode in (0, 0o060, 0o400, 0o666, 0o700, 0o4600))],
+)
+def test_an_owner_or_a_mode_that_no_store_has_is_named(fields: dict[str, int], path: Path, file: Path) -> None:
+    Store("a", keys=100, path=path).close()
+    with copying.MappedSegment(path) as segment:
+        copy = copying.Copy(segment, lambda done, total: None)
+        head, frames = copy.head, list(copy.frames())
+    from dataclasses import replace
+
+    document.write(str(file), replace(head, **fields), frames)
+    ((name, value),) = fields.items()
+    with pytest.raises(DamagedSegment, match=f"{name} {value:04o}" if name == "mode" else f"{name} {value}"):
+        restore(file, path.with_name("another"))
     assert sorted(path.parent.iterdir()) == [path, file]
 
 

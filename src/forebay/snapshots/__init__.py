@@ -79,7 +79,9 @@ def snapshot(
     begin = progress or _no_progress
     with MappedSegment(name_or_path) as segment:
         copy = Copy(segment, begin("copying"))
-        size = document.write(os.fspath(file), copy.head, copy.frames())
+        # One whose owner was denied access meanwhile is restored for its owner.
+        head = dataclasses.replace(copy.head, mode=copy.head.mode | 0o600)
+        size = document.write(os.fspath(file), head, copy.frames())
         return _summary(segment, copy.keys, size)
 
 

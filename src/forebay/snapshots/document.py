@@ -46,6 +46,8 @@ FRAME: Final = struct.Struct("<IQ")
 VERSIONS: Final = struct.Struct("<II")
 HEAD: Final = struct.Struct("<IIIIQQQQQQQQ16s")
 MOST_GROUPS: Final = 2**40
+NO_ID: Final = 2**32 - 1
+"""The id of no user and no group: to the system it says that a file is to keep its own."""
 ANOTHER: Final = "take another snapshot, or restore an older one; nothing was made"
 
 # The kinds of frames.
@@ -110,11 +112,16 @@ class Head:
             or not layout.MIN_GROUPS <= head.group_count <= MOST_GROUPS
             or head.keys > head.group_count * CELLS_PER_GROUP
             or max(head.wall_epoch_ns, head.segment_ns, head.host_ns, head.wall_ns) >= 2**63
-            or head.mode & ~0o664
             or not path.startswith("/")
             or "\0" in path
         ):
             raise damaged(file, f"a head of {head.keys} keys in {head.group_count} groups, of {path!r}", "a valid one")
+        if NO_ID in (head.uid, head.gid) or head.mode & ~0o064 != 0o600:
+            raise damaged(
+                file,
+                f"a store of uid {head.uid}, gid {head.gid}, mode {head.mode:04o}",
+                f"ids below {NO_ID}, and a mode from 0600 to 0664 by which its owner may use it",
+            )
         return head
 
 
