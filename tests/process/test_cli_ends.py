@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -50,11 +52,39 @@ def test_every_command_ends_quietly_with_2_if_its_reader_has_ended(
         assert end_of([command, *named, *others, *as_json]) == (2, "")
 
 
-@pytest.mark.parametrize("words", [("--help",), ("completion", "bash")])
-def test_help_ends_quietly_if_its_reader_has_ended(words: tuple[str, ...]) -> None:
-    status, said = end_of(words)
-    assert status != 0
-    assert said == ""
+HELPS: Final = [("--help",), ("--version",), ("rules", "check", "--help"), ("completion", "fish")]
+
+
+@pytest.mark.parametrize("words", HELPS, ids=" ".join)
+def test_help_ends_quietly_with_2_if_its_reader_has_ended(words: tuple[str, ...]) -> None:
+    assert end_of(words) == (2, "")
+
+
+@pytest.mark.parametrize("words", [*HELPS, ("ls",)], ids=" ".join)
+def test_a_full_device_ends_every_command_with_2_and_the_reason(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE_S
+        )
+    assert (done.returncode, done.stderr) == (2, "[Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("size", [{"COLUMNS": "0"}, {"COLUMNS": "00", "LINES": "0"}])
+def test_a_terminal_of_size_0_in_the_environment_counts_as_none(name: str, size: dict[str, str]) -> None:
+    Store(name, keys=100).close()
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", 0) as terminal:
+        environment = {**os.environ, "TERM": "xterm", **size}
+        done = subprocess.run(
+            [COMMAND, "stat", name], stdout=theirs, stderr=theirs, env=environment, check=False, timeout=DEADLINE_S
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of what the terminal got
+            while data := terminal.read(2**16):
+                shown += data
+    assert done.returncode == 0
+    assert name.encode() in shown
 
 
 @pytest.mark.parametrize("module", ["click", "rich", "forebay.cli.commands"])

@@ -6,6 +6,7 @@ A subcommand is a module of this package with a click command `command`, which `
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 
@@ -44,6 +45,11 @@ def main() -> None:
         # A name may have characters that the terminal's encoding has not. They are escaped.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+    for size in ("COLUMNS", "LINES"):
+        # As shutil.get_terminal_size takes it, but not rich: 0 is no size.
+        if not os.environ.get(size, "").strip("0"):
+            os.environ.pop(size, None)
 
     from forebay.cli.commands import forebay
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from forebay.extras import Needs
@@ -28,23 +30,36 @@ from forebay.cli import (
     tune,
     verify,
 )
+from forebay.cli.printing import print_error
 
 __all__ = ["forebay"]
 
 
 class _Group(click.Group):
-    """Ends every command alike where a signal or the reader of its output ends it."""
+    """Ends every command alike where a signal or the reader of its output ends it, and --help and --version, too."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        with _alike():
+            return super().make_context(*arguments, **more)
 
     def invoke(self, context: click.Context) -> Any:
-        try:
+        with _alike():
             return super().invoke(context)
-        except KeyboardInterrupt:
-            # Click exits with 1, which says that a command has found something.
-            sys.exit(128 + signal.SIGINT)
-        except BrokenPipeError:
-            # The reader has not got all. Nothing is left to be written when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(2)
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    # Click exits with 1, which says that a command has found something.
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print_error(error)
+        # The reader has not got all. Nothing is left to be written when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,6 +8,8 @@ with Needs("cli", __name__):
     import click
     from click.shell_completion import get_completion_class
 
+from forebay.cli.printing import refusals
+
 __all__ = ["command"]
 
 
@@ -26,4 +28,5 @@ def command(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     root = context.find_root().command
-    print(kind(root, {}, "forebay", "_FOREBAY_COMPLETE").source())
+    with refusals():
+        print(kind(root, {}, "forebay", "_FOREBAY_COMPLETE").source())
