@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import redis
 from redis_server import RedisServer
 from scrapes import scraped
 
@@ -149,6 +150,40 @@ def test_a_clock_that_is_turned_back_fails_no_decision(
 def test_calls_for_asyncio_are_timed(host: Store, server: RedisServer) -> None:
     async def call() -> None:
         store = AsyncRedisStore(server.url, timeout=60, host=host)
+        try:
+            bucket = TokenBucket(store, "api", "100/hour")
+            assert await bucket.allow("key")
+            assert all(await bucket.allow_many(["one", "other"]))
+        finally:
+            await store.close()
+
+    asyncio.run(call())
+    assert redis_calls(host) == 2
+
+
+@pytest.fixture
+def full_server(client: redis.Redis) -> Iterator[None]:
+    """The server replies to every script by an error."""
+    client.config_set("maxmemory", 1)
+    yield
+    client.config_set("maxmemory", 0)
+
+
+@pytest.mark.usefixtures("full_server")
+def test_calls_that_redis_replies_to_by_an_error_are_timed(host: Store, server: RedisServer) -> None:
+    with RedisStore(server.url, timeout=60, host=host, when_unavailable="allow") as store:
+        bucket = TokenBucket(store, "api", "100/hour")
+        assert bucket.allow("key")
+        assert redis_calls(host) == 1
+        assert all(bucket.allow_many(["one", "other"]))
+        assert redis_calls(host) == 2
+        assert store.status().failures == 2
+
+
+@pytest.mark.usefixtures("full_server")
+def test_calls_for_asyncio_that_redis_replies_to_by_an_error_are_timed(host: Store, server: RedisServer) -> None:
+    async def call() -> None:
+        store = AsyncRedisStore(server.url, timeout=60, host=host, when_unavailable="allow")
         try:
             bucket = TokenBucket(store, "api", "100/hour")
             assert await bucket.allow("key")

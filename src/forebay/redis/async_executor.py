@@ -286,6 +286,7 @@ class AsyncExecutor(ExecutorBase):
                         raise RedisTimeoutError from error
                     raise
         except UNAVAILABLE_ERRORS as error:
+            self._answered(since_s, error)
             raise self.unavailable(error) from error
         self._answered(since_s)
         return checked(reply, size, keys)
@@ -342,6 +343,7 @@ class AsyncExecutor(ExecutorBase):
                     raise
                 raise_if_server_failed(sent)
         except (*UNAVAILABLE_ERRORS, StoreUnavailable) as error:
+            self._answered(since_s, error)
             return sent, error
         self._answered(since_s)
         return sent, None

@@ -190,6 +190,7 @@ class Executor(ExecutorBase):
                 # ``close`` has ended the connection during the call.
                 raise self.closed_error() from error
             if isinstance(error, UNAVAILABLE_ERRORS):
+                self._answered(since_s, error)
                 if passage is None:
                     self.breaker.failed(error)
                 raise self.unavailable(error) from error
@@ -237,6 +238,7 @@ class Executor(ExecutorBase):
                     raise
                 raise_if_server_failed(sent)
         except (*UNAVAILABLE_ERRORS, StoreUnavailable) as error:
+            self._answered(since_s, error)
             return sent, error
         except Exception:
             if not sys.is_finalizing():

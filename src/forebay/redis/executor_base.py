@@ -25,11 +25,13 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from redis.exceptions import (
     AuthenticationError,
+    BusyLoadingError,
     MovedError,
     NoPermissionError,
     NoScriptError,
     RedisClusterException,
     RedisError,
+    ResponseError,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -66,6 +68,8 @@ Batches: TypeAlias = Generator[list[Command[Any]], Sequence[Any], None]
 CHUNK: Final = 500
 # The errors that clients raise about the server. Those of clusters have a base class of their own.
 UNAVAILABLE_ERRORS: Final = (RedisError, RedisClusterException)
+# Those of them that are replies.
+_ERROR_REPLIES: Final = (ResponseError, BusyLoadingError)
 # Errors that don't pass by themselves, and what to do about each.
 _REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (AuthenticationError, "check the user and the password of the URL"),
@@ -149,9 +153,9 @@ class ExecutorBase:
             _log.warning("%s", unavailable)
         return unavailable
 
-    def _answered(self, since_s: float) -> None:
-        """Redis has replied to the call of that time."""
-        if self._note_latency is not None:
+    def _answered(self, since_s: float, error: Exception | None = None) -> None:
+        """Time the call that began then, if Redis replied to it: the error that it raised may be a reply."""
+        if self._note_latency is not None and (error is None or isinstance(error, _ERROR_REPLIES)):
             # Tests may turn the clock back.
             self._note_latency(max(0, round((time.monotonic() - since_s) * NS)))
 
