@@ -13,6 +13,7 @@ options of a Redis URL are redis-py's.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import warnings
@@ -20,7 +21,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit, urlunsplit
 
-from forebay.errors import InvalidURL, SegmentError, SegmentSpaceError, StoreFallbackWarning, redacted_repr, short_repr
+from forebay.errors import (
+    InvalidRate,
+    InvalidURL,
+    SegmentError,
+    SegmentSpaceError,
+    StoreFallbackWarning,
+    redacted_repr,
+    short_repr,
+)
+from forebay.rate import as_period_ns
 from forebay.store import Store
 
 if TYPE_CHECKING:
@@ -128,10 +138,14 @@ def _share(text: str) -> float:
 
 
 def _duration(text: str) -> str | float:
+    duration: str | float = text
+    with contextlib.suppress(ValueError):
+        duration = float(text)
     try:
-        return float(text)
-    except ValueError:
-        return text
+        as_period_ns(duration)
+    except InvalidRate:
+        raise ValueError('a length of time from 1 ns to 10 years, such as 0.5 or "500 ms"') from None
+    return duration
 
 
 Reader = Callable[[str], Any]

@@ -194,7 +194,12 @@ def check_options(pool: Any) -> None:
     try:
         pool.connection_class(**pool.connection_kwargs)
     except TypeError as error:
-        raise ValueError(f"the Redis URL has an unknown option: {error}; options of TLS need rediss://") from None
+        # redis-py names one of its own functions, too.
+        named = re.search(r"argument '(\w+)'", str(error))
+        what = short_repr(named[1]) if named else str(error)
+        raise ValueError(
+            f"the Redis URL has an unknown option, {what}: leave it out; options of TLS need rediss://"
+        ) from None
 
 
 def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: Duration | None) -> Any:
