@@ -296,6 +296,20 @@ def test_a_file_with_problems_is_refused_with_their_places(store_name: str, tmp_
     assert f"{file}:13:1: rules[0].charge_on: the server sees no response" in done.stderr
 
 
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forebay", "serve", str(tmp_path / "limts.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"there is no rule file {tmp_path / 'limts.toml'}: write the path of one" in done.stderr
+
+
+def test_limits_that_are_switched_off_are_told_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_ENABLED", "false")
+    server = serve(RULES)
+    assert server.stop() == 0
+    assert server.process.communicate()[1].count("switched off") == 1
+
+
 def test_a_store_beside_the_file(store_name: str, tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text(f"{HEAD}{RULES}")

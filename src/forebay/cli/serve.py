@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -18,7 +19,7 @@ with Needs("cli", __name__):
     import click
 
 from forebay.cli.printing import consoles, print_error, printable
-from forebay.errors import ForebayError, InvalidRuleFile, short_repr
+from forebay.errors import ForebayError, InvalidRuleFile, LimitsDisabledWarning, short_repr
 from forebay.store import Store
 from forebay.web.patterns import TOKEN
 
@@ -108,12 +109,17 @@ def command(
         raise click.UsageError("TLS needs a certificate and its key: give --tls-certificate and --tls-key")
     if tier_header is not None and not TOKEN.fullmatch(tier_header):
         raise click.UsageError(f"a header field has a name such as X-Tier, not {short_repr(tier_header)}")
+    # Live rules may be in the store already.
+    if not live and not file.exists():
+        raise click.UsageError(f"there is no rule file {printable(str(file))}: write the path of one")
     try:
         # A distribution of its own, in Rust.
         forebay_server: Any = importlib.import_module("forebay_server")
     except ModuleNotFoundError:
         errors.print('forebay serve needs the decision server: pip install "forebay[server]"')
         sys.exit(2)
+    # The log says it.
+    warnings.simplefilter("ignore", LimitsDisabledWarning)
     try:
         plan, plans = _plan_of(file, store, tier_header, live=live, holds_permits=no_proxies)
         if not plan.trusts_unix and any(address.startswith("unix:") for address in listen):
