@@ -62,8 +62,27 @@ fn is_same(given: &[u8], token: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use crate::fuzz::Target;
+
+    pub const TOKENS: Target = Target {
+        name: "tokens",
+        seeds: &[b"Bearer secret", b"bearer  secret ", b"Basic c2VjcmV0"],
+        check: one_token_is_admitted,
+    };
+
+    fn one_token_is_admitted(value: &[u8]) -> bool {
+        let Ok(value) = hyper::header::HeaderValue::from_bytes(value) else { return false };
+        let mut fields = HeaderMap::from_iter([(AUTHORIZATION, value.clone())]);
+        let mut words = value.as_bytes().splitn(2, |byte| *byte == b' ');
+        let is_bearer = words.next().is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer"));
+        let is_admitted = is_bearer && words.next().is_some_and(|token| token.trim_ascii() == b"secret");
+        assert_eq!(has_token(&fields, b"secret"), is_admitted);
+        fields.append(AUTHORIZATION, value);
+        assert!(!has_token(&fields, b"secret"), "two values are none");
+        true
+    }
 
     fn checked(token: Option<&str>, peer: &str, name: &'static str, value: &'static str) -> Result<(), Refusal> {
         let fields = HeaderMap::from_iter([(

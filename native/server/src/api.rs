@@ -397,24 +397,65 @@ fn release(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub mod tests {
+    use serde_json::Value;
 
-    #[test]
-    fn any_bytes_are_a_question_or_an_error() {
-        let good: [&[u8]; 3] = [
+    use super::*;
+    use crate::client::tests::behind;
+    use crate::fuzz::Target;
+
+    pub const QUESTIONS: Target = Target {
+        name: "questions",
+        seeds: &[
             br#"{"uri": "/a?b", "method": "POST", "client": "192.0.2.1", "headers": {"a": "b", "c": "\u00e9"}}"#,
-            br#"{"requests": [{"uri": "/", "max_delay": 1.5e3, "refundable": true, "request_id": "one"}]}"#,
+            br#"{"uri": "/", "max_delay": 1.5e3, "request_id": "one"}"#,
+            br#"{"requests": [{"uri": "/", "refundable": true, "request_id": "one"}]}"#,
             br#"{"charge": "7b7d"}"#,
-        ];
-        assert!(read::<Question>(good[0]).is_ok() && read::<Batch>(good[1]).is_ok());
-        crate::mutations::each(&good, |data| {
-            if let Ok(question) = read::<Question>(data) {
-                assert!(question.headers.len() <= data.len() && data.trim_ascii().starts_with(b"{"));
+            br#"{"lease": "00ff"}"#,
+        ],
+        check: a_body_is_a_question_or_an_error,
+    };
+    const ASKING: [AskedBy; 5] = [AskedBy::Decide, AskedBy::Peek, AskedBy::Batch, AskedBy::Reserve, AskedBy::Acquire];
+
+    fn a_body_is_a_question_or_an_error(data: &[u8]) -> bool {
+        let value = || serde_json::from_slice::<Value>(data).expect("it is a document");
+        if let Ok(question) = checked::<Question>(data) {
+            let value = value();
+            assert!(value.is_object() && value["uri"] == *question.uri);
+            let headers = value.get("headers").map(|headers| serde_json::from_value(headers.clone()).unwrap());
+            assert_eq!(question.headers, headers.unwrap_or_default());
+            let batch: Batch = read(&[br#"{"requests":["#, data, b"]}"].concat()).unwrap();
+            assert_eq!(batch.requests.len(), 1);
+            ASKING.into_iter().for_each(|call| describe(call, &question));
+            return true;
+        }
+        if let Ok(batch) = checked::<Batch>(data) {
+            assert_eq!(value()["requests"].as_array().map(Vec::len), Some(batch.requests.len()));
+            return true;
+        }
+        if let Ok(LeaseQuestion { lease }) = checked(data) {
+            assert!(value()["lease"] == *lease);
+            return true;
+        }
+        checked::<Refund>(data).is_ok_and(|Refund { charge }| value()["charge"] == *charge)
+    }
+
+    /// As `read`. The text of an error has a bound: its parts of the body are escaped.
+    fn checked<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Result<T, String> {
+        read(data).inspect_err(|reason| assert!(reason.len() <= 8 * data.len() + 1024))
+    }
+
+    fn describe(call: AskedBy, question: &Question) {
+        for client in [None, Some(&behind("forwarded"))] {
+            match Described::new(call, client, question) {
+                Ok(Described { fields, origin: Origin::Client(address), mode, .. }) => {
+                    assert_eq!(fields.len(), question.headers.len());
+                    assert_eq!(address.is_some(), question.client.is_some());
+                    assert_eq!(matches!(mode, Mode::Book(_)), matches!(call, AskedBy::Reserve));
+                }
+                Ok(_) => panic!("a service names the client"),
+                Err(reason) => assert!(!reason.is_empty()),
             }
-            let _ = read::<Batch>(data);
-            let _ = read::<LeaseQuestion>(data);
-            let _ = read::<Refund>(data);
-        });
+        }
     }
 }

@@ -60,25 +60,31 @@ impl Charged {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use crate::mutations;
+    use crate::fuzz::Target;
 
-    #[test]
-    fn any_text_is_a_charge_or_none() {
-        let charged =
-            Charged { number: (7, 8), request_id: Some("one".to_owned()), charges: vec![("api".to_owned(), 1, 2, 3)] };
-        let text = charged.text();
-        let document = serde_json::to_vec(&charged).unwrap();
-        mutations::each(&[text.as_bytes(), &document], |data| {
-            let hexadecimal: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
-            for text in [String::from_utf8_lossy(data).into_owned(), hexadecimal] {
-                // It is written as it was read.
-                if let Some(read) = Charged::read(&text) {
-                    assert_eq!(Charged::read(&read.text()).unwrap().text(), read.text());
-                }
-            }
-        });
-        assert!(Charged::read(&text).is_some());
+    pub const CHARGES: Target = Target {
+        name: "charges",
+        seeds: &[
+            br#"{"number":[7,8],"request_id":"one","charges":[["api",1,2,3]]}"#,
+            b"7b226e756d626572223a5b372c385d2c22726571756573745f6964223a6e756c6c2c2263686172676573223a5b5d7d",
+        ],
+        check: is_written_as_it_was_read,
+    };
+
+    /// The input is a charge, or its document.
+    fn is_written_as_it_was_read(data: &[u8]) -> bool {
+        let hexadecimal: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
+        let texts = [String::from_utf8_lossy(data).into_owned(), hexadecimal];
+        let charges: Vec<Charged> = texts.iter().filter_map(|text| Charged::read(text)).collect();
+        for read in &charges {
+            let again = Charged::read(&read.text()).expect("a charge can be read");
+            assert_eq!(
+                (again.number, &again.request_id, &again.charges),
+                (read.number, &read.request_id, &read.charges)
+            );
+        }
+        !charges.is_empty()
     }
 }

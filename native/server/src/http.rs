@@ -208,7 +208,7 @@ impl Serving {
 }
 
 /// The way of a proxy's question, and how that describes the request.
-pub fn proxied(request: &Request<Incoming>) -> Option<(AskedBy, Description<'_>)> {
+pub fn proxied<B>(request: &Request<B>) -> Option<(AskedBy, Description<'_>)> {
     let path = request.uri().path();
     Some(match path {
         "/auth/nginx" => (AskedBy::Nginx, NGINX),
@@ -349,4 +349,80 @@ pub fn not_allowed(methods: &'static str) -> Answered {
     let mut response = json(StatusCode::METHOD_NOT_ALLOWED, api::refusal("this path has another method"));
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
     response
+}
+
+#[cfg(test)]
+pub mod tests {
+    use hyper::header::HeaderName;
+
+    use super::*;
+    use crate::client::{as_address, tests::behind};
+    use crate::fuzz::Target;
+    use crate::readings::Readings;
+    use crate::request::methods_of;
+
+    pub const PROXIES: Target = Target {
+        name: "proxies",
+        seeds: &[
+            b"/auth/nginx\nGET\nx-original-uri: /a?b\nx-original-method: POST\nx-forwarded-for: 192.0.2.1",
+            b"/auth/traefik\nGET\nx-forwarded-uri: //a\nx-forwarded-method: put\nx-http-method: DELETE, a\xdf",
+            b"http://a/auth/envoy/b%2fc?d\nPOST\nx_method_override: patch\nupgrade: WebSocket\norigin: a",
+        ],
+        check: a_proxy_describes_a_request,
+    };
+
+    /// The input has the target, the method and the fields of a proxy's question, each in a line.
+    fn a_proxy_describes_a_request(data: &[u8]) -> bool {
+        let mut lines = data.split(|byte| *byte == b'\n');
+        let (target, method) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        let Ok(mut request) = Request::builder().uri(target).method(method).body(()) else { return false };
+        for line in lines {
+            let mut words = line.splitn(2, |byte| *byte == b':');
+            let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default().trim_ascii());
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+                request.headers_mut().append(name, value);
+            }
+        }
+        let Some((_, description)) = proxied(&request) else { return false };
+        let (fields, client, proxy) = (request.headers(), behind("x-forwarded-for"), as_address("10.0.0.1"));
+        assert!(described(description, Some(&client), as_address("192.0.2.9"), fields).is_err(), "it is no proxy");
+        let with_client = described(description, Some(&client), proxy, fields);
+        let Ok((method, target)) = described(description, None, None, fields) else {
+            assert!(with_client.is_err());
+            return false;
+        };
+        assert_eq!(with_client.ok(), fields.contains_key("x-forwarded-for").then_some((method, target)));
+        match description {
+            Description::Itself(..) => {
+                let asked = request.uri().path_and_query().unwrap().as_str().as_bytes();
+                assert_eq!(asked.strip_prefix(ENVOY.as_bytes()), Some(target));
+            }
+            Description::Fields(of_target, of_method) => {
+                assert!(fields.get_all(of_target).iter().eq([target]));
+                assert!(fields.get_all(of_method).iter().eq([method]));
+            }
+        }
+        check_asked(
+            &Asked::new(method, Readings::default(), fields, Some(&client), Origin::Peer(proxy)),
+            method,
+            fields,
+        );
+        true
+    }
+
+    fn check_asked(asked: &Asked<'_>, method: &str, fields: &HeaderMap) {
+        assert_eq!(asked.methods(), methods_of(method, fields));
+        let has = |method: &str| asked.methods().iter().any(|one| *one == method.to_uppercase());
+        assert!(has(method));
+        for name in ["x-http-method-override", "x_http_method", "x-method-override"] {
+            let texts = fields.get_all(name).iter().filter_map(|value| value.to_str().ok());
+            assert!(texts.filter(|text| !text.is_empty()).flat_map(|text| text.split(',')).all(|one| has(one.trim())));
+        }
+        for name in fields.keys() {
+            let bytes = fields.get_all(name).iter().map(|value| value.len() + 1).sum::<usize>() - 1;
+            assert_eq!(asked.header(name.as_str()).map(|text| text.chars().count()), Some(bytes));
+        }
+        assert!(asked.client_key().is_ok());
+        let _ = (asked.client_address(), asked.is_preflight());
+    }
 }

@@ -8,6 +8,7 @@
 
 #![deny(unsafe_code)]
 #![warn(clippy::all)]
+#![cfg_attr(all(test, fuzzing), no_main)]
 
 #[global_allocator]
 static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -23,6 +24,8 @@ mod charging;
 mod client;
 mod decide;
 mod entries;
+#[cfg(test)]
+mod fuzz;
 mod gate;
 mod gated;
 mod grpc;

@@ -345,3 +345,67 @@ impl RuleDocument {
         })
     }
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::fuzz::Target;
+
+    pub const PLANS: Target =
+        Target { name: "plans", seeds: &[SMALLEST, WITH_A_RULE], check: a_document_is_compiled_or_refused };
+    pub const PATTERNS: Target = Target {
+        name: "patterns",
+        seeds: &[b"", b"text/html\ntext/html", b"text/html, */*\n\n/html\n*\n"],
+        check: a_pattern_has_parts_in_their_order,
+    };
+
+    const SMALLEST: &[u8] =
+        br#"{"domain": "web", "client": null, "limits": [], "denies": [], "rules": [], "retries": null}"#;
+    const WITH_A_RULE: &[u8] = br#"{"domain": "web",
+"client": {"trusted": ["10.0.0.0/8"], "trusts_unix": true, "field": "forwarded", "ipv4_prefix": 32, "ipv6_prefix": 64},
+"limits": [{"name": "a", "shown": "a", "policy": "\"a\";q=5;w=60", "prefix": "\"a\";r=", "allowance": "5 per minute",
+"refill": [5, 60], "rate": [5, 60], "is_last": false, "concurrency": [5, 9], "carried": {"generation": 0, "marks": 0,
+"links": [{"source": 0, "source_generation": 0, "target": 0, "target_generation": 1, "name": "b"}]}}],
+"denies": [{"where": {"pattern": "/a[^/]*", "methods": []}, "networks": ["::/0"], "until_s": 1.5,
+"denied": {"status": 403, "kind": "k", "title": "t", "answer": null}}],
+"rules": [{"name": "r", "where": {"pattern": "/b/(.*)", "methods": ["GET"]},
+"headers": [{"name": "accept", "parts": ["text/", ""]}], "inside": [], "outside": ["192.0.2.0/24"],
+"key": {"everyone": false, "parts": [[{"word": "path", "name": "p", "patterns": ["/b/([^/]+)"]}, {"word": "address"}],
+[{"word": "header", "name": "h"}, {"word": "tier", "field": "f"}, {"word": "constant", "text": "c"}]]},
+"cost": 1, "shadow": false, "is_once": true, "ban": {"name": "b", "bans": 0, "denials": 0}, "limits": [0],
+"canary": {"below": 9, "salt": [1], "limits": [0]}, "lifted": {"field": "f", "tiers": ["gold"]},
+"overrides": [{"key": ["k"], "until_s": 1, "until": "u", "limits": [0]}],
+"denied": {"status": 429, "kind": "k", "title": "t", "answer": {"fields": [["a", "b"]], "body": ""}},
+"denied_by_override": {"status": 429, "kind": "k", "title": "t", "answer": null}}],
+"retries": {"field": "idempotency-key", "most": 2, "lasts_ns": 9}}"#;
+
+    fn a_document_is_compiled_or_refused(data: &[u8]) -> bool {
+        let Ok(document) = serde_json::from_slice::<Document>(data) else { return false };
+        let (mut patterns, count) = (Vec::new(), document.limits.len());
+        if document.limits.iter().any(|limit| limit.names_any_from(count)) {
+            return false;
+        }
+        let rules = document.rules.into_iter().map(|rule| rule.compiled(&mut patterns, count));
+        let Ok(rules) = rules.collect::<Result<Vec<_>, _>>() else { return false };
+        for rule in &rules {
+            assert!(rule.place.pattern.is_none_or(|number| number < patterns.len()));
+            assert!((400..600).contains(&rule.denied.status));
+            let overriding = rule.overrides.values().filter_map(|one| one.limits.as_ref()).flatten();
+            assert!(rule.limits.iter().chain(overriding).all(|number| *number < count));
+        }
+        document.retries.map(Retries::new);
+        document.client.map(ClientAddress::new).is_none_or(|client| client.is_ok())
+    }
+
+    /// The input has a value, and the parts of a pattern, each in a line.
+    fn a_pattern_has_parts_in_their_order(data: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(data);
+        let mut lines = text.split('\n').map(str::to_owned);
+        let value = lines.next().unwrap_or_default();
+        let pattern = HeaderPattern { name: String::new(), parts: lines.collect() };
+        let escaped: Vec<String> = pattern.parts.iter().map(|part| regex::escape(part)).collect();
+        let is_match = !escaped.is_empty() && compiled(&escaped.join(".*")).unwrap().is_match(&value);
+        assert_eq!(pattern.matches(&value), is_match);
+        true
+    }
+}

@@ -130,3 +130,42 @@ fn response(outcome: Outcome) -> CheckResponse {
         },
     }
 }
+
+#[cfg(test)]
+pub mod tests {
+    use prost::Message;
+
+    use super::*;
+    use crate::client::tests::behind;
+    use crate::fuzz::Target;
+
+    pub const CHECKS: Target = Target {
+        name: "checks",
+        seeds: &[
+            b"\x0a.\x0a\x0f\x0a\x0d\x0a\x0b\x12\x09192.0.2.1\"\
+                \x1b\x12\x19\x12\x03GET\x1a\x0a\x0a\x04host\x12\x02ab\"\x06/login",
+            b"\x0a1\x0a\x04\x0a\x02\x12\0\")\x12'\x12\x03PUT\"\x01*\
+                j\x1d\x0a\x0d\x0a\x01a\x12\x04text\x1a\x02\xe9\xff\x0a\x0c\x0a\x05:path\x12\x03a b",
+        ],
+        check: a_check_describes_a_request,
+    };
+
+    fn a_check_describes_a_request(data: &[u8]) -> bool {
+        let Ok(asked) = CheckRequest::decode(data) else { return false };
+        let (client, proxy) = (behind("forwarded"), as_address("10.0.0.1"));
+        assert!(described(Some(&client), as_address("192.0.2.9"), asked.clone()).is_err(), "it is no proxy");
+        let with_client = described(Some(&client), proxy, asked.clone());
+        let Ok((method, path, fields, origin)) = described(None, None, asked.clone()) else {
+            assert!(with_client.is_err());
+            return false;
+        };
+        assert!(matches!(origin, Origin::Client(None)));
+        let sent = asked.attributes.and_then(|attributes| attributes.request?.http).unwrap();
+        assert!(!method.is_empty() && method == sent.method && !path.is_empty() && path == sent.path);
+        let most = sent.header_map.map_or(sent.headers.len(), |raw| raw.headers.len());
+        assert!(fields.len() <= most && most <= MOST_FIELDS);
+        let Ok((.., origin)) = with_client else { return false };
+        assert!(matches!(origin, Origin::Peer(_)));
+        true
+    }
+}

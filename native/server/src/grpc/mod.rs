@@ -31,6 +31,8 @@ use codec::Prost;
 use health::Watch;
 pub use health::Watchers;
 use unary::{Replied, Reply};
+#[cfg(test)]
+pub use {authorization::tests::CHECKS, rate_limit::tests::DESCRIPTORS, unary::tests::MESSAGES};
 
 /// An answer by HTTP, by a call with one message, or by one with a stream of them.
 pub type Answered = Response<Either<Full<Bytes>, Either<Reply, tonic::body::Body>>>;

@@ -215,3 +215,55 @@ fn current_limit(name: &str, (permits, period_ns): (u64, u64)) -> RateLimit {
 fn narrowed(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+pub mod tests {
+    use hyper::header::HeaderValue;
+    use prost::Message;
+
+    use super::*;
+    use crate::client::tests::behind;
+    use crate::fuzz::Target;
+
+    pub const DESCRIPTORS: Target = Target {
+        name: "descriptors",
+        seeds: &[
+            b"\x12\x13\x0a\x0d\x0a\x04user\x12\x05alice\x1a\x02\x08\x03",
+            b"\x12/\x0a\x0a\x0a\x04path\x12\x02/a\x0a\x0d\x0a\x06method\
+                \x12\x03GET\x0a\x0b\x0a\x03x-a\x12\x04a\xc3\xa9\n\x0a\x05\x0a\x03a b",
+            b"\x12\x1a\x0a\x18\x0a\x0eremote_address\x12\x06::1%lo",
+        ],
+        check: a_descriptor_describes_a_request,
+    };
+
+    /// Whether one of them does.
+    fn a_descriptor_describes_a_request(data: &[u8]) -> bool {
+        let Ok(request) = RateLimitRequest::decode(data) else { return false };
+        let client = behind("forwarded");
+        let described = request.descriptors.iter().filter_map(|descriptor| {
+            let described = Described::new(descriptor).ok()?;
+            let others = descriptor.entries.iter().filter(|entry| {
+                let is_of_request = match entry.key.as_str() {
+                    entries::PATH => described.path == Some(&entry.value),
+                    entries::METHOD => described.method == Some(&entry.value),
+                    entries::ADDRESS => described.address == as_address(&entry.value),
+                    _ => return true,
+                };
+                assert!(is_of_request);
+                false
+            });
+            let unnameable = others.count() - described.entries.fields.len();
+            assert_eq!(described.entries.unnameable, unnameable > 0);
+            for (name, value) in &described.entries.fields {
+                assert!(HeaderValue::from_bytes(value).is_ok(), "{name} can't be sent");
+                assert_eq!(field_value(str::from_utf8(value).unwrap()), *value, "it is encoded once");
+            }
+            let origin = Origin::Client(described.address);
+            let asked = Asked::described("get", Readings::default(), &described.entries, Some(&client), origin);
+            assert_eq!(asked.client_key().is_ok(), described.address.is_some());
+            assert_eq!(asked.methods()[0], "GET");
+            Some(())
+        });
+        described.count() > 0
+    }
+}

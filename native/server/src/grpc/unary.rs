@@ -115,49 +115,54 @@ impl Body for Reply {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use crate::fuzz::Target;
     use crate::grpc::messages::auth::CheckRequest;
     use crate::grpc::messages::health::HealthCheckRequest;
     use crate::grpc::messages::ratelimit::RateLimitRequest;
-    use crate::mutations;
 
-    /// Whether the message was read.
-    fn reads<M: Message + Default>(data: &[u8]) -> bool {
-        let mut read = false;
-        let replied = answer(&HeaderMap::new(), data, |_: M| {
-            read = true;
-            Ok(HealthCheckRequest::default())
-        });
-        assert_eq!(read, !replied.headers().contains_key("grpc-status"));
-        read
+    /// A descriptor of `user` with hits of its own; a request with a path, a field and a client; a service.
+    pub const MESSAGES: Target = Target {
+        name: "messages",
+        seeds: &[
+            b"\0\0\0\0\x1f\x0a\x06limits\x12\x13\x0a\x0d\x0a\x04user\x12\x05alice\x1a\x02\x08\x03\x18\x07",
+            b"\0\0\0\0\x30\x0a.\x0a\x0f\x0a\x0d\x0a\x0b\x12\x09192.0.2.1\"\
+                \x1b\x12\x19\x12\x03GET\x1a\x0a\x0a\x04host\x12\x02ab\"\x06/login",
+            b"\0\0\0\0\x06\x0a\x04grpc",
+        ],
+        check: bytes_are_a_message_or_an_error,
+    };
+
+    fn bytes_are_a_message_or_an_error(data: &[u8]) -> bool {
+        let is_read = reads_any(data);
+        // With the size that it has: else most would be refused for that.
+        let mut data = data.to_vec();
+        let size = data.len().saturating_sub(PREFIX) as u32;
+        if let Some(prefix) = data.first_chunk_mut::<PREFIX>() {
+            prefix[0] = 0;
+            prefix[1..].copy_from_slice(&size.to_be_bytes());
+        }
+        reads_any(&data);
+        is_read
     }
 
-    #[test]
-    fn any_bytes_are_a_message_or_an_error() {
-        // A descriptor of `user` with hits of its own; a request with a path, a field and a client; a service.
-        let limit = b"\x0a\x06limits\x12\x13\x0a\x0d\x0a\x04user\x12\x05alice\x1a\x02\x08\x03\x18\x07";
-        let check = b"\x0a\x2c\x0a\x0d\x0a\x0b\x0a\x09\x12\x07192.0.2\x22\x1b\x12\x19\x12\x03GET\x1a\x0a\x0a\x04host\x12\x02a\x62\x22\x06/login";
-        let health = b"\x0a\x04grpc";
-        let good: Vec<Vec<u8>> = [&limit[..], check, health]
-            .iter()
-            .map(|message| [&[0, 0, 0, 0, message.len() as u8], *message].concat())
-            .collect();
-        assert!(reads::<RateLimitRequest>(&good[0]) && reads::<CheckRequest>(&good[1]));
-        let good: Vec<&[u8]> = good.iter().map(Vec::as_slice).collect();
-        mutations::each(&good, |data| {
-            let mut data = data.to_vec();
-            for _ in 0..2 {
-                reads::<RateLimitRequest>(&data);
-                reads::<CheckRequest>(&data);
-                reads::<HealthCheckRequest>(&data);
-                // With the size that it has: else most would be refused for that.
-                let size = data.len().saturating_sub(PREFIX) as u32;
-                if let Some(prefix) = data.first_chunk_mut::<PREFIX>() {
-                    prefix[0] = 0;
-                    prefix[1..].copy_from_slice(&size.to_be_bytes());
-                }
-            }
+    fn reads_any(data: &[u8]) -> bool {
+        let read = [reads::<RateLimitRequest>(data), reads::<CheckRequest>(data), reads::<HealthCheckRequest>(data)];
+        read.contains(&true)
+    }
+
+    /// Whether the message was read. It is written as it was read.
+    fn reads<M: Message + Default + PartialEq>(data: &[u8]) -> bool {
+        let fields = HeaderMap::new();
+        let mut read = None;
+        let replied = answer(&fields, data, |message: M| {
+            read = Some(message);
+            Ok(HealthCheckRequest::default())
         });
+        assert_eq!(read.is_none(), replied.headers().contains_key("grpc-status"));
+        let Some(message) = read else { return false };
+        assert!(message_in::<M>(&fields, &encoded(&message)).is_ok_and(|again| again == message));
+        true
     }
 }
