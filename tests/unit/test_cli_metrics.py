@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -137,7 +138,6 @@ def test_a_silent_client_is_disconnected(store_name: str, monkeypatch: pytest.Mo
 def test_metrics_are_utf_8_in_every_locale(store_name: str) -> None:
     with Store(store_name, keys=1000) as store:
         TokenBucket(store, "日本", "5/hour").allow("key")
-        result = subprocess.run(
-            [COMMAND, "metrics", store_name], capture_output=True, check=True, env={"PYTHONIOENCODING": "ascii"}
-        )
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        result = subprocess.run([COMMAND, "metrics", store_name], capture_output=True, check=True, env=environment)
     assert '"日本"'.encode() in result.stdout
