@@ -317,6 +317,17 @@ def test_forked_children_follow(path: Path, crew: Crew) -> None:
         assert crew.start(spend).result() == [False, False]
 
 
+def test_a_count_follows(path: Path) -> None:
+    """Of a process that has decided nothing since."""
+    with Store("a", keys=1000, path=path) as store, Store.attach(path=path) as another:
+        window = _window(store)
+        assert window.allow("key")
+        assert another.stats().live_keys == 1
+        resize(path, 2000)
+        assert all(window.allow(key) for key in range(5))
+        assert another.stats().live_keys == 6
+
+
 def test_a_process_without_the_gil_prevents_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.abiflags", "t")
     with Store("a", keys=1000, path=path) as store:

@@ -748,6 +748,16 @@ def test_threads_admit_exactly_the_limit(store_name: str) -> None:
         assert (stats.allowed, stats.denied) == (3000, 3000)
 
 
+def test_a_native_reset_follows_a_resize(store_name: str) -> None:
+    """As the first call since: the key is in the table that the resize has made."""
+    with Store(store_name, keys=1000) as store, Handle(FixedWindow(store, "api", "10/day")) as handle:
+        thread = handle.attach()
+        assert thread.allow(b"k") == 1
+        resize(path_of(store_name), 5000)
+        thread.reset(b"k")
+        assert thread.peek(b"k").remaining == 10
+
+
 def test_a_native_thread_follows_a_resize(store_name: str) -> None:
     """Its view of the table is its own: it moves on at its next decision, without the GIL."""
     with Store(store_name, keys=1000) as store:
