@@ -15,8 +15,8 @@ use hyper::HeaderMap;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{sleep, timeout};
 
 use crate::answers::{self, Answer, Fields};
 use crate::client::{ClientAddress, ClientDocument};
@@ -115,7 +115,9 @@ impl Gate {
     }
 
     /// The threads begin. They end once there is no `Asking` any more.
-    pub fn start(self: &Arc<Gate>) -> Result<(Asking, Ending), String> {
+    ///
+    /// `stop`: true at the end. Then a question is answered within `drain`.
+    pub fn start(self: &Arc<Gate>, stop: watch::Receiver<bool>, drain: Duration) -> Result<(Asking, Ending), String> {
         let (sender, questions) = bounded(MOST_WAITING);
         let (end, ended) = mpsc::channel();
         for number in 0..self.threads {
@@ -127,7 +129,7 @@ impl Gate {
             });
             spawned.map_err(|error| error.to_string())?;
         }
-        Ok((Asking { gate: Arc::clone(self), questions: sender }, Ending(ended)))
+        Ok((Asking { gate: Arc::clone(self), questions: sender, stop, drain }, Ending(ended)))
     }
 
     /// Answer questions, attached to Python all the time: so its objects of this thread last.
@@ -198,6 +200,8 @@ impl Gate {
 pub struct Asking {
     gate: Arc<Gate>,
     questions: Sender<Waiting>,
+    stop: watch::Receiver<bool>,
+    drain: Duration,
 }
 
 impl Asking {
@@ -221,9 +225,17 @@ impl Asking {
         let bytes = Bytes::new(&self.gate, question.size()).ok_or(Unanswered::Full)?;
         let waiting = Waiting { question, reply, _bytes: bytes };
         self.questions.try_send(waiting).map_err(|_| Unanswered::Full)?;
-        match timeout(self.gate.within, replied).await {
-            Ok(replied) => replied.map_err(|_| Unanswered::Failed),
-            Err(_) => Err(Unanswered::Late),
+        let mut stop = self.stop.clone();
+        let drained = async {
+            let _ = stop.wait_for(|stopped| *stopped).await;
+            sleep(self.drain).await;
+        };
+        tokio::select! {
+            replied = timeout(self.gate.within, replied) => match replied {
+                Ok(replied) => replied.map_err(|_| Unanswered::Failed),
+                Err(_) => Err(Unanswered::Late),
+            },
+            () = drained => Err(Unanswered::Late),
         }
     }
 }

@@ -61,6 +61,8 @@ const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// A client whose host is silent for so long is asked by TCP whether it is there, and then again.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// The part of the time for requests under way in which Python's gate may answer them.
+const ANSWERED_WITHIN: f64 = 0.8;
 const MAINTAIN_EVERY: Duration = Duration::from_secs(10);
 /// After an error of `accept`, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -232,7 +234,9 @@ pub fn run(rules: &Rules, mut bound: Bound, options: &Options) -> Result<Duratio
         Rules::Host(_) => None,
         Rules::Gate(gate) => Some(Arc::clone(gate)),
     };
-    let (asking, ending) = gate.as_ref().map(Gate::start).transpose()?.unzip();
+    // Before the connections are cut off.
+    let drain = options.drain.mul_f64(ANSWERED_WITHIN);
+    let (asking, ending) = gate.as_ref().map(|gate| gate.start(stop.clone(), drain)).transpose()?.unzip();
     let serving = Arc::new(Serving {
         draining: AtomicBool::new(false),
         stop: stop.clone(),
