@@ -306,6 +306,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_limits_that_are_switched_off_are_told_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_ENABLED", "false")
     server = serve(RULES)
+    assert server.get("/healthz")[0] == 200  # from here on, a signal finds its handler
     assert server.stop() == 0
     assert server.process.communicate()[1].count("switched off") == 1
 
