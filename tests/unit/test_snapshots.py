@@ -483,13 +483,49 @@ def test_restored_rules_take_the_place_of_no_file(path: Path, file: Path) -> Non
     Path(f"{prefix}3").write_bytes(whole[:-1])
     Path(f"{prefix}4").write_bytes(whole)
     Path(f"{prefix}4").chmod(0o666)
+    Path(f"{prefix}5").mkdir()
     restore(file)
     with Store("a", keys=100, path=path) as store:
-        assert Board(store).version == 5
-        assert Board(store).read(5) == publication
-    # No store has the others.
-    assert list(path.parent.glob("*.rules-*")) == [Path(f"{prefix}5")]
-    assert os.stat(f"{prefix}5").st_mode == os.stat(path).st_mode
+        assert Board(store).version == 6
+        assert Board(store).read(6) == publication
+    # No store has the other files.
+    assert sorted(path.parent.glob("*.rules-*")) == [Path(f"{prefix}5"), Path(f"{prefix}6")]
+    assert os.stat(f"{prefix}6").st_mode == os.stat(path).st_mode
+
+
+def test_a_second_restore_waits_for_the_files_of_the_first(
+    path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first one removes the rules of the second, if those are as the store's before."""
+    from datetime import UTC, datetime
+
+    from forebay.rules.live.publication import Board, Publication
+    from forebay.snapshots.making import NewSegment
+
+    other = file.with_name("other")
+    with Store("a", keys=100, path=path) as store:
+        for version, snapshots in enumerate((file, other)):
+            publication = Publication("limits.toml", "a test", 1, datetime.now(UTC), {}, b"# %d" % version)
+            assert Board(store).publish(publication, version) == version + 1
+            snapshot(path, snapshots)
+    clean: Any = NewSegment._clean
+    refused = []
+
+    def restoring(*arguments: object) -> None:
+        if not refused:
+            with pytest.raises(SegmentBusy) as raised:
+                restore(other, path, replace=True)
+            refused.append(raised)
+        clean(*arguments)
+
+    monkeypatch.setattr(NewSegment, "_clean", restoring)
+    restore(file, path, replace=True)
+    assert refused
+    with Store("a", keys=100, path=path) as store:
+        assert Board(store).read(Board(store).version).document == b"# 0"
+    restore(other, path, replace=True)
+    with Store("a", keys=100, path=path) as store:
+        assert Board(store).read(Board(store).version).document == b"# 1"
 
 
 def test_a_replacement_takes_the_place_of_a_segment_only(path: Path, file: Path) -> None:

@@ -6,13 +6,15 @@ name: by a link, which fails if there is a file, or by a rename over the segment
 **Live rules.** Their file is written without a name, too, and gets one just before the segment does. It never replaces
 a file: the segment of before, or another one of the same snapshot, may have other live rules of that number. Then these
 rules get the next number that is free, and the segment's header has it. A file of the same rules serves both segments,
-so a process that fails removes none; one that has named its segment removes all other files of rules at that path.
+so a process that fails removes none; one that has named its segment removes all other files of rules at that path. From
+before the name until then it excludes attachments of the new segment, and so another replacement, which could take one
+of the names that are to be removed.
 
 **Crash.** A process that is killed before the segment has its name leaves at most a file of live rules that no segment
-names. The next restore to that path uses it or removes it; the removal of the segment, or the publication of a higher
-version, removes it. For the rename the segment has another name first, ``.<file>.new``; a process that is killed
-between the two leaves it. The next one removes it, as does the removal of the segment, and ``forebay doctor`` names it.
-A process that is killed after the rename leaves files of former rules, which are removed in the same ways.
+names. The next restore to that path uses it or removes it, and the removal of the segment removes it. For the rename
+the segment has another name first, ``.<file>.new``; a process that is killed between the two leaves it. The next one
+removes it, as does the removal of the segment, and ``forebay doctor`` names it. A process that is killed after the
+rename leaves files of former rules, which are removed in the same ways.
 
 **Replacing.** The caller excludes all attachments of the old segment until the new one has its name. A process that
 wants to attach meanwhile waits, and then finds that the path leads elsewhere: see ``forebay.segment.file``.
@@ -24,12 +26,12 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeVar
 
 from forebay.core.table.segment_view import Extent, Segment
 from forebay.errors import ClockMismatch, DamagedSegment, SegmentError, SegmentSpaceError, UntrustedSegment
-from forebay.segment import free_space, host_clock, layout
+from forebay.segment import attachment_locks, free_space, host_clock, layout, ofd_locks
 from forebay.segment.counts import COUNTERS_BYTES
 from forebay.segment.creation import MAX_AGE_NS, create
 from forebay.segment.extents import ExtentEntry
@@ -241,27 +243,38 @@ class NewSegment:
 
     def link(self) -> None:
         """Give the segment its name. Raises FileExistsError if there is a file of that name."""
-        former = rules_files(self.spec.path)
-        own = self._name_rules()
-        name_file(self._fd, self.spec.path)
-        self._clean(former, own)
+        with self._unattached():
+            former = rules_files(self.spec.path)
+            own = self._name_rules()
+            name_file(self._fd, self.spec.path)
+            self._clean(former, own)
 
     def replace(self, status: os.stat_result) -> None:
         """Give the segment the name of the one of that status, which no process has attached or can attach."""
         new = successor_of(self.spec.path)
-        former = rules_files(self.spec.path)
-        own = self._name_rules()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
-        name_file(self._fd, new)
-        try:
-            os.rename(new, self.spec.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
+        with self._unattached():
+            former = rules_files(self.spec.path)
+            own = self._name_rules()
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
-            raise
-        self._clean(former, own)
+            name_file(self._fd, new)
+            try:
+                os.rename(new, self.spec.path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(new)
+                raise
+            self._clean(former, own)
         expect_removal(status)
+
+    @contextlib.contextmanager
+    def _unattached(self) -> Iterator[None]:
+        attachment_locks.exclude_all(self._fd)
+        try:
+            yield
+        finally:
+            # A mapping would keep it.
+            ofd_locks.unlock(self._fd, 0, 0)
 
     def _name_rules(self) -> str | None:
         """Make the file of the live rules, for all who may use the segment, and put its number into the header."""
@@ -283,12 +296,9 @@ class NewSegment:
         return rules_prefix(self.spec.path, self._segment.secret(RULES_SECRET))
 
     def _clean(self, former: list[str], own: str | None) -> None:
-        """Remove the files of rules that were there before the segment had its name, except its own.
-
-        And except the note of a loader: a process may have attached the segment, and have written it anew.
-        """
+        """Remove the files of rules that were there before the segment had its name, except its own."""
         for file in former:
-            if file != own and not file.startswith(f"{self._rules_prefix()}loader"):
+            if file != own:
                 with contextlib.suppress(OSError):
                     os.unlink(file)
 
@@ -305,7 +315,9 @@ def _is_named(fd: int, path: str, document: bytes) -> bool:
         there = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
-    with open(there, "rb") as file:
+    try:
         other, status = os.fstat(there), os.fstat(fd)
         is_like_it = (other.st_uid, other.st_gid, other.st_mode) == (status.st_uid, status.st_gid, status.st_mode)
-        return is_like_it and file.read(len(document) + 1) == document
+        return is_like_it and os.pread(there, len(document) + 1, 0) == document
+    finally:
+        os.close(there)
