@@ -25,11 +25,21 @@ class Plan:
 class Gate:
     """The rules of a file that Python decides, as ``forebay.serving.gated`` has them.
 
-    `client`: JSON, as a plan has it. `ask` is called in so many threads. A question that isn't answered within
-    `within_s` is denied by 503. Raises ``ValueError``. *Threads*: safe. *Fork*: the child makes its own.
+    `document` is as that of a plan, and `limiters` are those of its first limits. `ask` and `charge` are called in so
+    many threads. A question that isn't answered within `within_s` is denied by 503. Raises as ``Plan``. *Threads*:
+    safe. *Fork*: the child makes its own.
     """
 
-    def __new__(cls, client: str, ask: Callable[..., object], *, threads: int, within_s: float) -> Gate: ...
+    def __new__(
+        cls,
+        document: str,
+        limiters: Sequence[object],
+        ask: Callable[..., object],
+        charge: Callable[..., object],
+        *,
+        threads: int,
+        within_s: float,
+    ) -> Gate: ...
     def decide(
         self, method: str, uri: bytes, headers: Sequence[tuple[str, bytes]], peer: str | None
     ) -> tuple[int, list[tuple[str, str]], bytes]:

@@ -11,13 +11,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
 from decision_server import CLIENT, Both, DecisionServer
 from envoy.service.auth.v3.external_auth_pb2 import CheckRequest
-from grpc_client import Client, fields_of
+from envoy.service.ratelimit.v3.rls_pb2 import RateLimitRequest, RateLimitResponse
+from google.protobuf.wrappers_pb2 import UInt64Value
+from grpc_client import OK, OVER_LIMIT, Client, Entries, descriptor, fields_of
 from redis_server import RedisServer, free_port, redis_server, until
 from scripts_clock import ServerClock, moved_by_tests
 from test_server_process import is_accepted
@@ -180,11 +183,6 @@ def test_other_questions_are_refused_with_the_reason(redis: RedisServer, serve: 
     for more in ({"request_id": "a"}, {"refundable": True}):
         reply = server.ask("decide", **question, **more)
         assert (reply["http"], "leave request_id and refundable out" in reply["error"]) == (501, True)
-    with Client(server) as client:
-        with pytest.raises(grpc.RpcError) as caught:
-            client.should_rate_limit([("path", "/api/x"), ("remote_address", "192.0.2.7")])
-        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        assert "ask envoy.service.auth.v3.Authorization" in caught.value.details()
     # None of them was charged.
     assert [asked(server) for _ in range(4)] == [200] * 3 + [429]
 
@@ -203,6 +201,239 @@ def test_a_rule_that_needs_a_client_needs_proxies_over_redis_too(tmp_path: Path)
     with pytest.raises(InvalidRuleFile, match="trusted_proxies") as caught:
         plan_of(file)
     assert "rules[0].charge_on: the server sees no response" in str(caught.value)
+
+
+# Descriptors
+
+DESCRIBED = """
+[limits.user]
+algorithm = "token-bucket"
+rate = "3/day"
+[limits.path]
+algorithm = "token-bucket"
+rate = "5/day"
+[limits.everyone]
+algorithm = "token-bucket"
+rate = "4/day"
+burst = 2
+[limits.seen]
+algorithm = "token-bucket"
+rate = "100/day"
+[limits.other]
+algorithm = "token-bucket"
+rate = "1/day"
+
+[[deny]]
+name = "listed"
+address = ["50.0.0.5"]
+[[rules]]
+name = "user"
+limits = ["user"]
+key = "header:user | address"
+[[rules.overrides]]
+key = { "header:user" = "guest" }
+limits = ["other"]
+until = 2999-01-01T00:00:00Z
+[[rules]]
+name = "users seen"
+limits = ["seen"]
+key = "header:user | address"
+shadow = true
+[[rules]]
+name = "path"
+limits = ["path"]
+path = "/api/*"
+methods = "POST"
+key = "address"
+cost = 2
+response = { status = 420, body = "calm" }
+[[rules]]
+name = "exports"
+limits = ["everyone"]
+headers = { generic_key = "export*" }
+key = "everyone"
+"""
+USERS = """
+[limits.user]
+algorithm = "token-bucket"
+rate = "3/day"
+[[rules]]
+name = "user"
+limits = ["user"]
+key = "header:user | everyone"
+[[rules]]
+name = "users seen"
+limits = ["user"]
+headers = { user = "*" }
+key = "everyone"
+shadow = true
+[[rules]]
+name = "visitors seen"
+limits = ["user"]
+headers = { visitor = "*" }
+key = "header:visitor | everyone"
+shadow = true
+"""
+PATH = [("path", "/api/x?a=1"), ("method", "POST"), ("remote_address", "192.0.2.7")]
+FREE = [("unnamed", "a")]
+
+
+def user(name: str) -> Entries:
+    return [("user", name)]
+
+
+def hits(count: int, entries: Entries) -> Any:
+    return descriptor(entries, hits_addend=UInt64Value(value=count))
+
+
+REQUESTS: list[tuple[int, list[Any]]] = [
+    (0, [user("a")]),
+    (0, [user("a"), PATH]),
+    # One descriptor is over its limit, so none is charged.
+    (0, [user("b"), hits(2, user("a"))]),
+    (0, [hits(0, user("a")), hits(0, user("b")), hits(0, PATH)]),
+    (2, [user("b"), FREE]),
+    (0, [hits(1, user("b")), hits(0, PATH)]),
+    (0, [user("b")]),
+    (0, [user("guest")]),
+    (0, [PATH, user("guest")]),
+    (0, [FREE]),
+    (0, [[("remote_address", "50.0.0.5")], user("c")]),
+    (0, [[("generic_key", "export")]]),
+    (0, [[("generic_key", "export")], user("c")]),
+    (0, [user("c"), [("generic_key", "export of all")]]),
+    (0, [hits(0, user("c")), hits(0, PATH)]),
+]
+
+
+def summary(response: RateLimitResponse) -> dict[str, Any]:
+    """A response without the seconds in it."""
+    fields = fields_of(response.response_headers_to_add)
+    if "ratelimit" in fields:
+        fields["ratelimit"] = re.sub(r";t=\d+", "", fields["ratelimit"])
+    return {
+        "code": response.overall_code,
+        "statuses": [(one.code, one.current_limit, one.limit_remaining) for one in response.statuses],
+        "has reset": [one.HasField("duration_until_reset") for one in response.statuses],
+        "fields": {name: "some" if name == "retry-after" else value for name, value in fields.items()},
+        "body": re.sub(rb"in \d+ second", b"", response.raw_body),
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_descriptors_are_decided_as_in_memory(redis: RedisServer, serve: Serve, store_name: str, mode: str) -> None:
+    with contextlib.ExitStack() as clients:
+        stores = (url_of(redis, mode, store_name), "")
+        pair = [clients.enter_context(Client(serve(DESCRIBED, store=store))) for store in stores]
+        for number, (addend, descriptors) in enumerate(REQUESTS):
+            over_redis, in_memory = (summary(one.should_rate_limit(*descriptors, hits=addend)) for one in pair)
+            if mode == "leased":
+                # A host knows what remains of its loan.
+                for one in (over_redis, in_memory):
+                    one["statuses"] = [(code, limit) for code, limit, _ in one["statuses"]]
+                    one["fields"].pop("ratelimit", None)
+            assert over_redis == in_memory, number
+
+
+def test_descriptors_and_python_share_a_limit(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    with (
+        RedisStore(redis.url, timeout=60) as store,
+        Client(serve(DESCRIBED, store=redis.url + "?timeout=60")) as client,
+    ):
+        limits = {name: TokenBucket(store, name, rate) for name, rate in (("user", "3/day"), ("seen", "100/day"))}
+        key = ("header", "user", "a")
+        assert client.codes(2, user("a")) == ["OK"] * 2
+        assert limits["user"].hit(key)
+        assert client.codes(1, user("a")) == ["OVER_LIMIT"]
+        # The rule in the shadow is charged for requests that are admitted.
+        until(lambda: limits["seen"].peek(key, 0).remaining == 98, "the rule in the shadow is charged")
+        assert limits["user"].hit("192.0.2.7", 3)
+        assert client.codes(1, [("remote_address", "192.0.2.7")]) == ["OVER_LIMIT"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_descriptors_of_one_key_are_charged_one_after_the_other(
+    redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    with Client(serve(DESCRIBED, store=url_of(redis, mode, store_name))) as client:
+        exports: list[Entries] = [[("generic_key", f"export{number}")] for number in range(3)]
+        assert client.codes(1, *exports) == ["OVER_LIMIT"]
+        assert client.codes(2, *exports[:2]) == ["OK", "OVER_LIMIT"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_at_most_16_limits_are_charged_all_or_none(
+    redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    with Client(serve(DESCRIBED, store=url_of(redis, mode, store_name))) as client:
+        # Each has a limit, and one in the shadow.
+        users = [user(f"u{number}") for number in range(9)]
+        with pytest.raises(grpc.RpcError) as caught:
+            client.should_rate_limit(*users)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "has 18 charges, and over Redis at most 16 are made" in caught.value.details()
+        assert client.codes(3, users[4]) == ["OK"] * 3
+        response = client.should_rate_limit(*users[:8])
+        assert response.overall_code == OVER_LIMIT
+        assert [number for number, one in enumerate(response.statuses) if one.code == OVER_LIMIT] == [4]
+        del users[4]
+        assert client.codes(4, *users) == ["OK"] * 3 + ["OVER_LIMIT"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cost_that_can_never_be_allowed_is_denied_without_redis(
+    own_redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    url = url_of(own_redis, mode, store_name).replace("timeout=60", "timeout=1")
+    with Client(serve(DESCRIBED, store=url)) as client, own_redis.stopped():
+        for descriptors in ([user("a")], [user("a"), hits(1, user("b")), user("c")]):
+            response = client.should_rate_limit(*descriptors, hits=4)
+            assert response.overall_code == OVER_LIMIT
+            codes = ["OVER_LIMIT", "OK", "OVER_LIMIT"][: len(descriptors)]
+            assert [RateLimitResponse.Code.Name(one.code) for one in response.statuses] == codes
+            report = json.loads(response.raw_body)
+            assert report["violated-policies"] == ["user"]
+            assert "4 at once are never allowed" in report["detail"]
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_descriptors_are_banned_in_the_memory_of_the_host(
+    redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    ban = '[bans.users]\ndenials = "2/hour"\nlasts = "1 hour"\n'
+    rules = DESCRIBED.replace('name = "user"\n', 'name = "user"\nban = "users"\n') + ban
+    server = serve(rules, store=url_of(redis, mode, store_name))
+    with Client(server) as client:
+        assert client.codes(5, user("a")) == ["OK"] * 3 + ["OVER_LIMIT"] * 2
+        response = client.should_rate_limit(user("a"), user("b"))
+        assert [(one.code, one.HasField("current_limit")) for one in response.statuses] == [(OVER_LIMIT, False)] * 2
+        # Python's gate finds the ban, too.
+        assert asked(server, **{"X-Forwarded-Uri": "/x", "user": "a"}) == 429
+        assert client.codes(1, user("b")) == ["OK"]
+
+
+def test_descriptors_that_cannot_be_decided_are_errors(redis: RedisServer, serve: Serve) -> None:
+    server = serve(DESCRIBED, store=redis.url)
+    with Client(server) as client:
+        for code, domain, descriptors in (
+            (grpc.StatusCode.NOT_FOUND, "other", [user("a")]),
+            (grpc.StatusCode.INVALID_ARGUMENT, "limits", [user("a")] * 65),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                client.should_rate_limit(*descriptors, domain=domain)
+            assert caught.value.code() == code
+        assert client.codes(4, user("a")) == ["OK"] * 3 + ["OVER_LIMIT"]
+        assert client.codes(1, FREE) == ["OK"]
+    lines = server.get("/metrics")[2].decode().splitlines()
+    for result, count in {"allowed": 3, "denied": 1, "unmatched": 1, "refused": 2}.items():
+        assert f'forebay_server_questions_total{{asked_by="ratelimit",result="{result}"}} {count}' in lines
+
+
+def failed(client: Client, *descriptors: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.should_rate_limit(*descriptors)
+    code: grpc.StatusCode = caught.value.code()
+    return code
 
 
 # Redis fails
@@ -225,6 +456,13 @@ def test_redis_that_has_gone_leads_to_the_answer_of_the_policy(
     own_redis.process.wait()
     answers = [server.get("/auth/traefik", ASKED) for _ in statuses]
     assert [status for status, _, _ in answers] == statuses
+    other: Entries = [("path", "/api/x"), ("remote_address", "192.0.2.9")]
+    with Client(server) as client:
+        for status in statuses:
+            if status == 503:
+                assert failed(client, other) == grpc.StatusCode.UNAVAILABLE
+            else:
+                assert client.codes(1, other) == ["OK" if status == 200 else "OVER_LIMIT"]
     if statuses[0] == 503:
         assert dict(answers[0][1])["retry-after"] == "1"
         assert b"can't be checked" in answers[0][2]
@@ -251,6 +489,9 @@ def test_redis_that_hangs_is_answered_for(own_redis: RedisServer, serve: Serve, 
         for thread in waiting:
             thread.start()
         assert server.get("/healthz")[0] == 200
+        with Client(server) as client:
+            other: Entries = [("path", "/api/x"), ("remote_address", "192.0.2.9")]
+            assert failed(client, other) == grpc.StatusCode.UNAVAILABLE
         for thread in waiting:
             thread.join()
         assert statuses == [503] * 30
@@ -299,36 +540,50 @@ class GateServer(DecisionServer):
     """A server with a gate of its own.
 
     At /hang it says so, and goes on after a line at the standard input. At /fail it raises an error, at /200 it denies
-    by a permission, and at /waiting it says that it was asked.
+    by a permission, and at /waiting it says that it was asked. It charges the users of descriptors so named likewise.
     """
 
     CODE = """
 import os, sys
 import forebay_server
 
-def ask(methods, paths, sent, decoded, fields, peer):
-    if decoded[0] == "/hang":
+def act(name):
+    if name == "/hang":
         print("hanging", flush=True)
         sys.stdin.readline()
-    if decoded[0] == "/waiting":
+    if name == "/waiting":
         print("asked", flush=True)
-    if decoded[0] == "/fail":
+    if name == "/fail":
         raise LookupError("nothing")
+
+def ask(methods, paths, sent, decoded, fields, peer):
+    act(decoded[0])
     if decoded[0] == "/200":
         return [("X-Why", "law")], (200, "", None)
     return [("X-Asked", f"{methods} {peer} {fields['x-a']}")], None
 
+def charge(uses):
+    for _, key, _ in uses:
+        act(key[-1])
+    if uses[0][1][-1] == "/say":
+        print(uses, flush=True)
+    decisions = [(True, 9, 8, 0, 10**9, False)] * len(uses)
+    return decisions[1:] if uses[-1][1][-1] == "/few" else decisions
+
 server = forebay_server.Server(
-    forebay_server.Gate("null", ask, threads=1, within_s=float(sys.argv[1])), ["127.0.0.1:0"], threads=1,
-    connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True, live=None, tls=None,
+    forebay_server.Gate(sys.argv[2], [], ask, charge, threads=1, within_s=float(sys.argv[1])), ["127.0.0.1:0"],
+    threads=1, connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True, live=None, tls=None,
 )
 print("listening on", server.addresses[0], flush=True)
 assert 0 < server.run() <= 60
 os._exit(0)
 """
 
-    def __init__(self, within_s: float) -> None:
-        command = [sys.executable, "-c", self.CODE, str(within_s)]
+    def __init__(self, folder: Path, within_s: float) -> None:
+        file = folder / "limits.toml"
+        file.write_text(f'store = "redis://127.0.0.1:1/0"\nversion = 1\n{USERS}')
+        plan: Any = plan_of(file)
+        command = [sys.executable, "-c", self.CODE, str(within_s), plan.document]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.addresses = [self.said().removeprefix("listening on ")]
@@ -343,8 +598,8 @@ os._exit(0)
         self.process.stdin.flush()
 
 
-def test_a_question_that_is_late_or_fails_is_no_permission() -> None:
-    with GateServer(within_s=0.5) as server:
+def test_a_question_that_is_late_or_fails_is_no_permission(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=0.5) as server:
         for path, reason in (("/fail", "failed"), ("/200", "failed"), ("/hang", "late"), ("/waiting", "late")):
             before = unanswered(server)[reason]
             status, fields, body = server.get(f"/auth/envoy{path}", {"X-A": "b"})
@@ -362,15 +617,66 @@ def test_a_question_that_is_late_or_fails_is_no_permission() -> None:
         assert server.process.returncode == 0
 
 
-def test_the_fields_of_questions_that_wait_have_a_bound() -> None:
-    with GateServer(within_s=600) as server, contextlib.ExitStack() as stack:
+def test_descriptors_that_are_late_or_fail_are_no_permission(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=0.5) as server, Client(server) as client:
+        for name, reason in (("/fail", "failed"), ("/few", "failed"), ("/hang", "late"), ("/waiting", "late")):
+            before = unanswered(server)[reason]
+            assert failed(client, user("a"), user(name)) == grpc.StatusCode.UNAVAILABLE
+            assert unanswered(server)[reason] == before + 1
+        server.go_on()
+        until(lambda: server.get("/auth/envoy/", {"X-A": "b"})[0] == 200, "the gate goes on")
+        # One question for all descriptors.
+        descriptors = [user("/say"), hits(2, user("b")), user("c"), user("/say"), hits(0, FREE)]
+        response = client.should_rate_limit(*descriptors, hits=4)
+        assert [one.limit_remaining for one in response.statuses] == [8, 8, 8, 8, 0]
+        server.process.terminate()
+        said, errors = server.process.communicate(timeout=60)
+        costs = {"/say": 4, "b": 2, "c": 4}
+        enforced = [(0, ("header", "user", name), costs[name]) for name in ("/say", "b", "c", "/say")]
+        assert said == f"hanging\n{enforced}\n"
+        assert "forebay: a request can't be decided: LookupError: nothing" in errors
+
+
+def test_nobody_waits_for_a_rule_in_the_shadow(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=600) as server, Client(server) as client:
+        assert client.codes(1, [("visitor", "/fail")]) == ["OK"]
+        assert client.codes(1, [("visitor", "/hang")]) == ["OK"]
+        assert server.said() == "hanging"
+        # Those that find no room are left out.
+        assert client.codes(1100, [("visitor", "/waiting")]) == ["OK"] * 1100
+        request = RateLimitRequest(domain="limits", descriptors=[descriptor(user("/say"))])
+        enforced = client.rate_limits.ShouldRateLimit.future(request, timeout=60)
+        # It is asked behind that question.
+        assert client.codes(1, [("visitor", "/waiting")]) == ["OK"]
+        server.go_on()
+        assert enforced.result().overall_code == OK
+        # The question came before the charges for which nobody waits.
+        assert server.said() == "[(0, ('header', 'user', '/say'), 1)]"
+        assert [server.said() for _ in range(1024)] == ["asked"] * 1024
+        assert set(unanswered(server).values()) == {0}
+        server.process.terminate()
+        said, errors = server.process.communicate(timeout=60)
+        assert said == ""
+        assert "forebay: a rule in the shadow can't be charged: LookupError: nothing" in errors
+
+
+@pytest.mark.parametrize("way", ["fields", "descriptors"])
+def test_the_bytes_of_questions_that_wait_have_a_bound(tmp_path: Path, way: str) -> None:
+    with GateServer(tmp_path, within_s=600) as server, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(server)) for _ in range(2)]
-        request = CheckRequest()
-        request.attributes.request.http.method = "GET"
-        request.attributes.request.http.path = "/hang"
-        request.attributes.request.http.headers["x-a"] = "a" * 450_000
-        asking = [client.authorization.Check.future(request, timeout=120) for _ in range(100) for client in clients]
-        # Of 200, about 140 have room.
+        if way == "fields":
+            check = CheckRequest()
+            check.attributes.request.http.method = "GET"
+            check.attributes.request.http.path = "/hang"
+            check.attributes.request.http.headers["x-a"] = "a" * 450_000
+            asking = [client.authorization.Check.future(check, timeout=120) for _ in range(100) for client in clients]
+        else:
+            # No limit has a key that long.
+            large = [("unnamed", "a" * 450_000)]
+            request = RateLimitRequest(domain="limits", descriptors=map(descriptor, (user("/hang"), large)))
+            calls = [client.rate_limits.ShouldRateLimit for client in clients]
+            asking = [call.future(request, timeout=120) for _ in range(100) for call in calls]
+        # Of 200, at most 140 have room.
         until(lambda: unanswered(server)["full"] >= 50, "there is no room for more")
         assert server.get("/healthz")[0] == 200
         server.kill()
@@ -381,10 +687,18 @@ def test_the_fields_of_questions_that_wait_have_a_bound() -> None:
 # The end
 
 
-def test_sigterm_lets_a_question_end() -> None:
-    with GateServer(within_s=600) as server:
+@pytest.mark.parametrize("way", ["HTTP", "descriptors"])
+def test_sigterm_lets_a_question_end(tmp_path: Path, way: str) -> None:
+    with GateServer(tmp_path, within_s=600) as server, Client(server) as client:
         statuses: list[int] = []
-        thread = threading.Thread(target=lambda: statuses.append(server.get("/auth/envoy/hang", {"X-A": "b"})[0]))
+
+        def ask() -> None:
+            if way == "HTTP":
+                statuses.append(server.get("/auth/envoy/hang", {"X-A": "b"})[0])
+            else:
+                statuses.append({"OK": 200}[client.codes(1, user("/hang"))[0]])
+
+        thread = threading.Thread(target=ask)
         thread.start()
         assert server.said() == "hanging"
         server.process.terminate()

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyString, PyTuple};
 
 /// The name of a struct in the header, its size, and each field with its offset.
 pub type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
@@ -291,6 +291,30 @@ impl Key {
             bytes.extend_from_slice(&self.bytes);
         }
         Key { kind: FOREBAY_KEY_PARTS, bytes }
+    }
+
+    /// As Python has it. An error if a part of it is a number, as in keys of live rules.
+    pub fn in_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.kind == FOREBAY_KEY_TEXT {
+            return Ok(PyString::from_bytes(py, &self.bytes)?.into_any());
+        }
+        let mut parts = Vec::new();
+        let mut rest = self.bytes.as_slice();
+        while let Some((head, behind)) = rest.split_first_chunk::<PART_HEAD>() {
+            let [kind, size @ ..] = *head;
+            if kind != b's' {
+                return Err(PyValueError::new_err("a key with a number is one of live rules"));
+            }
+            let (part, others) = behind.split_at(u64::from_le_bytes(size) as usize);
+            parts.push(PyString::from_bytes(py, part)?);
+            rest = others;
+        }
+        Ok(PyTuple::new(py, parts)?.into_any())
+    }
+
+    /// Its bytes.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
     }
 
     fn request(&self, cost: u64) -> Request {

@@ -59,10 +59,25 @@ pub struct LimitDecision {
     pub decision: Decision,
 }
 
+impl Outcome {
+    /// The limits can't be decided.
+    pub fn unavailable() -> Outcome {
+        Outcome { has_failed: true, ..answers::unavailable().into() }
+    }
+}
+
 impl From<Answer> for Outcome {
     fn from(denial: Answer) -> Outcome {
         Outcome { denial: Some(denial), ..Outcome::default() }
     }
+}
+
+/// The limits that requests are to be charged to.
+pub struct Uses<'a> {
+    /// In the order of their charges.
+    pub enforced: Vec<Use<'a>>,
+    /// Of rules in the shadow, for requests that the others allow.
+    pub shadows: Vec<Use<'a>>,
 }
 
 /// A limit that a request is to be charged to.
@@ -85,6 +100,11 @@ impl Use<'_> {
         self.placed.as_ref().unwrap_or(&self.client)
     }
 
+    /// Bytes that it takes.
+    pub fn size(&self) -> usize {
+        size_of::<Self>() + self.client.size() + self.placed.as_ref().map_or(0, Key::size)
+    }
+
     pub fn decision(&self, decision: Decision) -> LimitDecision {
         LimitDecision { request: self.request, limit: self.limit, decision }
     }
@@ -103,53 +123,10 @@ impl Worker {
 
     /// Decide several requests as one: all of them are charged, or none.
     pub fn decide_together(&self, requests: &[Asked<'_>], mode: Mode) -> Outcome {
-        let mut enforced = Vec::new();
-        let mut shadows = Vec::new();
-        let mut denying = None;
-        for (request, asked) in requests.iter().enumerate() {
-            let matching = self.matching(asked);
-            if let Some(refusal) = self.refused(asked, &matching) {
-                return refusal.into();
-            }
-            for rule in self.plan.rules.iter().filter(|rule| is_for(rule, asked, &matching)) {
-                let found = match rule.key.of(asked) {
-                    Ok(found) => found,
-                    Err(UnknownPeer) if rule.shadow => continue,
-                    Err(UnknownPeer) => return answers::unknown().into(),
-                };
-                let client = found.key();
-                let limits = match rule.overrides.get(&client).filter(|one| now_s() < one.until_s) {
-                    None => rule.limits_of(&found),
-                    Some(Override { limits: Some(limits), .. }) => limits,
-                    Some(over) => {
-                        denying = denying.or((!rule.shadow).then_some((rule, over)));
-                        continue;
-                    }
-                };
-                let is_preflight = rule.place.methods.is_empty() && asked.is_preflight();
-                let cost = rule.cost.saturating_mul(asked.hits);
-                let to = if rule.shadow { &mut shadows } else { &mut enforced };
-                let used =
-                    |limit: usize, client: Key| Use { rule, request, limit, cost, client, placed: None, is_preflight };
-                if let Some((last, others)) = limits.split_last() {
-                    to.extend(others.iter().map(|limit| used(*limit, client.clone())));
-                    to.push(used(*last, client));
-                }
-            }
-        }
-        match self.banned(&enforced) {
-            Ok(None) => {}
-            Ok(Some(denial)) => return denial.into(),
-            Err(failure) => return self.failed(failure),
-        }
-        if let Some((rule, over)) = denying {
-            return denied_by_override(rule, over).into();
-        }
-        for one in enforced.iter_mut().chain(&mut shadows) {
-            if let Err(failure) = self.place(one) {
-                return self.failed(failure);
-            }
-        }
+        let Uses { mut enforced, shadows } = match self.uses(requests) {
+            Ok(uses) => uses,
+            Err(denied) => return *denied,
+        };
         let holding: Vec<_> = enforced.extract_if(.., |one| self.limit(one).concurrency.is_some()).collect();
         if let (Some(one), true) = (holding.first(), mode != Mode::Hold) {
             return answers::held(&one.rule.name).into();
@@ -159,10 +136,6 @@ impl Worker {
             Ok(Err(denied)) => return self.denied_permits(denied),
             Err(failure) => return self.failed(failure),
         };
-        let has_once = enforced.iter().any(|one| one.rule.is_once);
-        // Last those that are charged once, or that can't take back a charge once later charges stand behind it. The
-        // sort is stable.
-        enforced.sort_by_key(|one| if has_once { one.rule.is_once } else { self.limit(one).is_last });
         let mut outcome = match self.charged(&enforced, mode, &self.once_of(requests, &enforced, mode)) {
             Ok(decided) => {
                 let mut outcome = self.outcome(&enforced, &decided, mode);
@@ -190,6 +163,60 @@ impl Worker {
             }
         }
         outcome
+    }
+
+    /// What requests are to be charged to, if they are decided as one: or their denial by something else than a limit.
+    pub fn uses<'a>(&'a self, requests: &[Asked<'_>]) -> Result<Uses<'a>, Box<Outcome>> {
+        let mut enforced = Vec::new();
+        let mut shadows = Vec::new();
+        let mut denying = None;
+        for (request, asked) in requests.iter().enumerate() {
+            let matching = self.matching(asked);
+            if let Some(refusal) = self.refused(asked, &matching) {
+                return Err(Box::new(refusal.into()));
+            }
+            for rule in self.plan.rules.iter().filter(|rule| is_for(rule, asked, &matching)) {
+                let found = match rule.key.of(asked) {
+                    Ok(found) => found,
+                    Err(UnknownPeer) if rule.shadow => continue,
+                    Err(UnknownPeer) => return Err(Box::new(answers::unknown().into())),
+                };
+                let client = found.key();
+                let limits = match rule.overrides.get(&client).filter(|one| now_s() < one.until_s) {
+                    None => rule.limits_of(&found),
+                    Some(Override { limits: Some(limits), .. }) => limits,
+                    Some(over) => {
+                        denying = denying.or((!rule.shadow).then_some((rule, over)));
+                        continue;
+                    }
+                };
+                let is_preflight = rule.place.methods.is_empty() && asked.is_preflight();
+                let cost = rule.cost.saturating_mul(asked.hits);
+                let to = if rule.shadow { &mut shadows } else { &mut enforced };
+                let used =
+                    |limit: usize, client: Key| Use { rule, request, limit, cost, client, placed: None, is_preflight };
+                if let Some((last, others)) = limits.split_last() {
+                    to.extend(others.iter().map(|limit| used(*limit, client.clone())));
+                    to.push(used(*last, client));
+                }
+            }
+        }
+        match self.banned(&enforced) {
+            Ok(None) => {}
+            Ok(Some(denial)) => return Err(Box::new(denial.into())),
+            Err(failure) => return Err(Box::new(self.failed(failure))),
+        }
+        if let Some((rule, over)) = denying {
+            return Err(Box::new(denied_by_override(rule, over).into()));
+        }
+        for one in enforced.iter_mut().chain(&mut shadows) {
+            self.place(one).map_err(|failure| Box::new(self.failed(failure)))?;
+        }
+        let has_once = enforced.iter().any(|one| one.rule.is_once);
+        // Last those that are charged once, or that can't take back a charge once later charges stand behind it. The
+        // sort is stable.
+        enforced.sort_by_key(|one| if has_once { one.rule.is_once } else { self.limit(one).is_last });
+        Ok(Uses { enforced, shadows })
     }
 
     /// How these uses are charged once. What may be given back is always charged.
@@ -293,7 +320,7 @@ impl Worker {
         Ok(Outcome { denial: Some(denial), decisions: each, ..Outcome::default() })
     }
 
-    fn outcome(&self, uses: &[Use<'_>], decided: &Decided, mode: Mode) -> Outcome {
+    pub fn outcome(&self, uses: &[Use<'_>], decided: &Decided, mode: Mode) -> Outcome {
         let decisions = decided.each.iter().map(|(place, one)| uses[*place].decision(*one)).collect();
         if uses.is_empty() {
             return Outcome::default();
@@ -345,7 +372,7 @@ impl Worker {
 
     fn failed(&self, failure: Failure) -> Outcome {
         self.log(failure);
-        Outcome { has_failed: true, ..answers::unavailable().into() }
+        Outcome::unavailable()
     }
 
     /// Log an error that every request would repeat: once a minute.

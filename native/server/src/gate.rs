@@ -2,6 +2,9 @@
 //!
 //! Questions wait in a bounded channel for threads that are attached to Python. One that finds the channel full, or that
 //! isn't answered in time, is denied by 503. So whatever Redis does, the server answers, and what it holds is bounded.
+//!
+//! Nobody waits for the charges of rules in the shadow. They have a channel of their own, to which a thread comes when
+//! no question waits: so they delay a question by one call of Redis at most.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +13,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, bounded};
 use hyper::HeaderMap;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -18,19 +21,20 @@ use pyo3::types::{PyDict, PyTuple};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::answers::{self, Answer, Fields};
-use crate::client::{ClientAddress, ClientDocument};
+use crate::answers::{Answer, Fields};
+use crate::capi::{Decision, Key};
 use crate::decide::Outcome;
+use crate::plan::Plan;
 use crate::readings::Readings;
 use crate::report::Seldom;
 use crate::request::{self, Origin};
 
-/// Questions that wait for a thread.
+/// Questions that wait for a thread, and as many charges of rules in the shadow.
 const MOST_WAITING: usize = 1024;
-/// Bytes of the fields of all questions that wait or are asked. Usual ones take a tenth of it.
+/// Bytes of all questions that wait or are asked. Usual ones take a tenth of it.
 const MOST_BYTES: usize = 64 << 20;
-/// Bytes that a field takes beside its text.
-const FIELD: usize = 128;
+/// Bytes that a field, an entry of a descriptor or a charge takes beside its text.
+pub const PIECE: usize = 128;
 const REASONS: [&str; 3] = ["full", "late", "failed"];
 
 /// Why Python has decided no question.
@@ -55,15 +59,33 @@ pub struct Question {
 /// The fields for an admitted request, and the response to a denied one.
 type Verdict = (Fields, Option<Answer>);
 
+/// What Python is asked to charge: the number of a limit, a key and a cost.
+pub type Charge = (usize, Key, u64);
+
+/// The decisions of limits that are charged as one, by their places: of a denied request, at least those that deny it.
+/// None: the store can't be asked, or Python hasn't answered.
+pub type Charged = Option<Vec<(usize, Decision)>>;
+
+/// A decision of Python: whether it allows, its limit, what remains, when to ask again, when the key is as fresh, and
+/// whether the store has no room.
+type Numbers = (bool, u64, u64, u64, u64, bool);
+
 impl Question {
     fn size(&self) -> usize {
-        self.fields.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD).sum()
+        size_of_fields(&self.fields)
     }
 }
 
+/// Bytes of header fields.
+pub fn size_of_fields(fields: &HeaderMap) -> usize {
+    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + PIECE).sum()
+}
+
+/// Asks Python, and sends the reply if somebody waits for it.
+type Ask = dyn FnOnce(&Gate, Python<'_>) + Send;
+
 struct Waiting {
-    question: Question,
-    reply: oneshot::Sender<Verdict>,
+    ask: Box<Ask>,
     _bytes: Bytes,
 }
 
@@ -89,24 +111,24 @@ impl Drop for Bytes {
 
 /// Python's gate for the rules of a file.
 pub struct Gate {
+    /// The rules without the limits that Python decides.
+    pub plan: Arc<Plan>,
     ask: Py<PyAny>,
-    client: Option<ClientAddress>,
+    charge: Py<PyAny>,
     threads: usize,
     /// A question that has waited so long is answered by 503.
     within: Duration,
     /// By the reasons.
     unanswered: [AtomicU64; REASONS.len()],
-    /// Of the fields of questions.
+    /// Of questions.
     bytes: AtomicUsize,
 }
 
 impl Gate {
-    /// `client`: the document of the proxies. `ask`: as `forebay.serving.gated` has it. An error is for the operator.
-    pub fn new(client: &str, ask: Py<PyAny>, threads: usize, within: Duration) -> Result<Gate, String> {
-        let client: Option<ClientDocument> =
-            serde_json::from_str(client).map_err(|error| format!("the client: {error}"))?;
-        let client = client.map(ClientAddress::new).transpose()?;
-        Ok(Gate { ask, client, threads, within, unanswered: Default::default(), bytes: AtomicUsize::new(0) })
+    /// `ask` and `charge`: as `forebay.serving.gated` has them.
+    pub fn new(plan: Plan, ask: Py<PyAny>, charge: Py<PyAny>, threads: usize, within: Duration) -> Gate {
+        let (plan, unanswered, bytes) = (Arc::new(plan), Default::default(), AtomicUsize::new(0));
+        Gate { plan, ask, charge, threads, within, unanswered, bytes }
     }
 
     /// How many questions were answered by 503 here, by the reasons.
@@ -118,46 +140,43 @@ impl Gate {
     ///
     /// `stop`: true at the end. Then a question is answered within `drain`.
     pub fn start(self: &Arc<Gate>, stop: watch::Receiver<bool>, drain: Duration) -> Result<(Asking, Ending), String> {
-        let (sender, questions) = bounded(MOST_WAITING);
+        let (questions, to_answer) = bounded(MOST_WAITING);
+        let (shadows, to_charge) = bounded(MOST_WAITING);
         let (end, ended) = mpsc::channel();
         for number in 0..self.threads {
-            let (gate, questions, end) = (Arc::clone(self), questions.clone(), end.clone());
+            let (gate, to_answer, to_charge, end) =
+                (Arc::clone(self), to_answer.clone(), to_charge.clone(), end.clone());
             let thread = thread::Builder::new().name(format!("forebay-gate-{number}"));
             let spawned = thread.spawn(move || {
-                gate.work(&questions);
+                gate.work(&to_answer, &to_charge);
                 drop(end);
             });
             spawned.map_err(|error| error.to_string())?;
         }
-        Ok((Asking { gate: Arc::clone(self), questions: sender, stop, drain }, Ending(ended)))
+        Ok((Asking { gate: Arc::clone(self), questions, shadows, stop, drain }, Ending(ended)))
     }
 
     /// Answer questions, attached to Python all the time: so its objects of this thread last.
-    fn work(&self, questions: &Receiver<Waiting>) {
+    fn work(&self, questions: &Receiver<Waiting>, shadows: &Receiver<Waiting>) {
+        let mut either = Select::new();
+        let of_questions = either.recv(questions);
+        either.recv(shadows);
         Python::attach(|py| {
             loop {
-                let next = match questions.try_recv() {
-                    Err(TryRecvError::Empty) => py.detach(|| questions.recv().ok()),
-                    received => received.ok(),
+                let next = match questions.try_recv().or_else(|_| shadows.try_recv()) {
+                    Err(TryRecvError::Empty) => py.detach(|| {
+                        let one = either.select();
+                        let receiver = if one.index() == of_questions { questions } else { shadows };
+                        one.recv(receiver).ok()
+                    }),
+                    Err(TryRecvError::Disconnected) => return,
+                    Ok(next) => Some(next),
                 };
-                let Some(Waiting { question, reply, _bytes }) = next else { return };
-                // Nobody waits for it any more, and it is to be charged to no limit.
-                if reply.is_closed() {
-                    continue;
-                }
-                // An error closes the channel of the reply.
-                if let Some(verdict) = self.logged(py, &question) {
-                    let _ = reply.send(verdict);
+                if let Some(Waiting { ask, _bytes }) = next {
+                    ask(self, py);
                 }
             }
         });
-    }
-
-    fn logged(&self, py: Python<'_>, question: &Question) -> Option<Verdict> {
-        static REPORTS: Seldom = Seldom::new();
-        self.decide(py, question)
-            .inspect_err(|error| REPORTS.report(|| format!("a request can't be decided: {error}")))
-            .ok()
     }
 
     /// Decide a request. Waits for Redis.
@@ -170,7 +189,7 @@ impl Gate {
         let peer = match *origin {
             Origin::Peer(peer) => peer,
             Origin::Client(client) => {
-                if let Some((name, value)) = client.and_then(|address| self.client.as_ref()?.naming(address)) {
+                if let Some((name, value)) = client.and_then(|address| self.plan.client.as_ref()?.naming(address)) {
                     texts.set_item(name, value)?;
                 }
                 client
@@ -190,6 +209,27 @@ impl Gate {
         }
     }
 
+    /// Charge limits, all or none. Waits for Redis.
+    fn charge(&self, py: Python<'_>, charges: &[Charge]) -> PyResult<Charged> {
+        let asked = charges.iter().map(|(limit, key, cost)| Ok((*limit, key.in_python(py)?, *cost)));
+        let replied = self.charge.call1(py, (asked.collect::<PyResult<Vec<_>>>()?,))?;
+        let Some(each) = replied.extract::<Option<Vec<Option<Numbers>>>>(py)? else { return Ok(None) };
+        let count = each.len();
+        let decided = each.into_iter().enumerate().filter_map(|(place, numbers)| {
+            let (allowed, limit, remaining, retry_after_ns, reset_after_ns, full) = numbers?;
+            let (allowed, full) = (allowed.into(), full.into());
+            let decision =
+                Decision { allowed, limit, remaining, retry_after_ns, reset_after_ns, full, ..Default::default() };
+            Some((place, decision))
+        });
+        let decided: Vec<_> = decided.collect();
+        let is_denied = decided.iter().any(|(_, decision)| decision.allowed == 0);
+        if count != charges.len() || (decided.len() < count && !is_denied) {
+            return Err(PyValueError::new_err("not every limit has decided, and none has denied"));
+        }
+        Ok(Some(decided))
+    }
+
     fn count(&self, why: Unanswered) {
         self.unanswered[why as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -200,31 +240,65 @@ impl Gate {
 pub struct Asking {
     gate: Arc<Gate>,
     questions: Sender<Waiting>,
+    shadows: Sender<Waiting>,
     stop: watch::Receiver<bool>,
     drain: Duration,
 }
 
 impl Asking {
-    pub fn client(&self) -> Option<&ClientAddress> {
-        self.gate.client.as_ref()
-    }
-
     /// Decide a request, or deny it by 503.
     pub async fn ask(&self, question: Question) -> Outcome {
-        match self.verdict(question).await {
+        match self.reply(question.size(), move |gate, py| gate.decide(py, &question)).await {
             Ok((fields, denial)) => Outcome { fields, denial, ..Outcome::default() },
             Err(why) => {
                 self.gate.count(why);
-                Outcome { has_failed: true, ..answers::unavailable().into() }
+                Outcome::unavailable()
             }
         }
     }
 
-    async fn verdict(&self, question: Question) -> Result<Verdict, Unanswered> {
+    /// Charge limits, all or none. `size`: the bytes that are held meanwhile.
+    pub async fn charge(&self, charges: Vec<Charge>, size: usize) -> Charged {
+        let charged = self.reply(size, move |gate, py| gate.charge(py, &charges)).await;
+        charged.unwrap_or_else(|why| {
+            self.gate.count(why);
+            None
+        })
+    }
+
+    /// Charge the limit of a rule in the shadow later, if there is room for that.
+    pub fn charge_shadow(&self, charge: Charge) {
+        static REPORTS: Seldom = Seldom::new();
+        let Some(bytes) = Bytes::new(&self.gate, charge.1.size() + PIECE) else { return };
+        let ask = Box::new(move |gate: &Gate, py: Python<'_>| {
+            if let Err(error) = gate.charge(py, &[charge]) {
+                REPORTS.report(|| format!("a rule in the shadow can't be charged: {error}"));
+            }
+        });
+        let _ = self.shadows.try_send(Waiting { ask, _bytes: bytes });
+    }
+
+    /// The reply of Python.
+    async fn reply<T: Send + 'static>(
+        &self,
+        size: usize,
+        ask: impl FnOnce(&Gate, Python<'_>) -> PyResult<T> + Send + 'static,
+    ) -> Result<T, Unanswered> {
+        static REPORTS: Seldom = Seldom::new();
         let (reply, replied) = oneshot::channel();
-        let bytes = Bytes::new(&self.gate, question.size()).ok_or(Unanswered::Full)?;
-        let waiting = Waiting { question, reply, _bytes: bytes };
-        self.questions.try_send(waiting).map_err(|_| Unanswered::Full)?;
+        let ask = Box::new(move |gate: &Gate, py: Python<'_>| {
+            // Nobody waits for it any more, and it is to be charged to no limit.
+            if reply.is_closed() {
+                return;
+            }
+            match ask(gate, py) {
+                Ok(answer) => drop(reply.send(answer)),
+                // It closes the channel of the reply.
+                Err(error) => REPORTS.report(|| format!("a request can't be decided: {error}")),
+            }
+        });
+        let bytes = Bytes::new(&self.gate, size).ok_or(Unanswered::Full)?;
+        self.questions.try_send(Waiting { ask, _bytes: bytes }).map_err(|_| Unanswered::Full)?;
         let mut stop = self.stop.clone();
         let drained = async {
             let _ = stop.wait_for(|stopped| *stopped).await;

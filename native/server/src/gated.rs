@@ -7,21 +7,21 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 
 use crate::api;
+use crate::decide::Worker;
 use crate::gate::{Asking, Question};
 use crate::http::{self, Answered, LARGEST_BODY, Serving};
 use crate::metrics::{self, AskedBy};
 use crate::readings;
 use crate::request::Origin;
 
-/// Why descriptors aren't decided.
-pub const NO_DESCRIPTORS: &str = "descriptors are decided by limits in the memory of a host only, and the rule file's \
-     are in Redis: ask envoy.service.auth.v3.Authorization";
 const DECIDE_ONLY: &str =
     "by limits in Redis the server answers /v1/decide only: for this call, keep the limits in shm:///NAME?keys=1000000";
 
 /// The thread that answers.
 pub struct Gated {
     pub asking: Asking,
+    /// Matches rules, and has the limits in the memory of the host: those of bans.
+    pub worker: Worker,
     pub serving: Arc<Serving>,
     /// The thread's number.
     pub number: usize,
@@ -34,7 +34,7 @@ impl Gated {
             if !self.serving.proxies {
                 return http::not_for_proxies();
             }
-            let described = http::described(description, self.asking.client(), peer, request.headers());
+            let described = http::described(description, self.worker.plan.client.as_ref(), peer, request.headers());
             let described = described.map(|(method, target)| (method.to_owned(), readings::of_target(target)));
             let asked = match described {
                 Err(reason) => Err(reason),
@@ -57,7 +57,7 @@ impl Gated {
     }
 
     async fn asked_in_json(&self, by: AskedBy, peer: Option<IpAddr>, request: Request<Incoming>) -> Answered {
-        let client = self.asking.client();
+        let client = self.worker.plan.client.as_ref();
         if let Err(refusal) = self.serving.access.check(peer, client, request.headers()) {
             self.serving.count(self.number, by, metrics::Result::Refused);
             return http::not_admitted(refusal);

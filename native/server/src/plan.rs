@@ -214,6 +214,7 @@ pub struct Plan {
     pub domain: String,
     pub client: Option<ClientAddress>,
     pub limits: Vec<Limit>,
+    /// Of the limits in the memory of the host, which come first. Python decides the others.
     pub limiters: Vec<Limiter>,
     pub denies: Vec<Deny>,
     pub rules: Vec<Rule>,
@@ -223,12 +224,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// `limiters`: one for each of the document's limits. The message of an error is for the operator.
-    pub fn new(py: Python<'_>, document: &str, limiters: &[Bound<'_, PyAny>]) -> Result<Plan, String> {
+    /// `limiters`: one for each of the document's limits; if there is a gate, of the first ones. The message of an error
+    /// is for the operator.
+    pub fn new(py: Python<'_>, document: &str, limiters: &[Bound<'_, PyAny>], has_gate: bool) -> Result<Plan, String> {
         let core = Core::import(py).map_err(|error| error.value(py).to_string())?;
         let document: Document = serde_json::from_str(document).map_err(|error| format!("the plan: {error}"))?;
-        if document.limits.len() != limiters.len() {
-            return Err(format!("{} limiters for {} limits", limiters.len(), document.limits.len()));
+        let count = document.limits.len();
+        if limiters.len() > count || (limiters.len() < count && !has_gate) {
+            return Err(format!("{} limiters for {count} limits", limiters.len()));
         }
         let opened = document.limits.iter().zip(limiters).map(|(limit, limiter)| {
             Limiter::open(core, limiter).map_err(|failure| {
@@ -244,7 +247,7 @@ impl Plan {
             })
         });
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
-        if let Some(limit) = document.limits.iter().find(|limit| limit.names_any_from(document.limits.len())) {
+        if let Some(limit) = document.limits.iter().find(|limit| limit.names_any_from(count)) {
             return Err(format!("the limit {:?} has a former one that isn't there", limit.name));
         }
         let mut patterns = Vec::new();
@@ -256,7 +259,6 @@ impl Plan {
             })
         });
         let denies = denies.collect::<Result<Vec<_>, String>>()?;
-        let count = document.limits.len();
         let rules = document.rules.into_iter().map(|rule| rule.compiled(&mut patterns, count));
         let rules = rules.collect::<Result<Vec<_>, String>>()?;
         let patterns = RegexSetBuilder::new(&patterns)

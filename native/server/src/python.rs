@@ -41,7 +41,7 @@ type Bound_<'py> = pyo3::Bound<'py, PyBytes>;
 impl Plan {
     #[new]
     fn new(py: Python<'_>, document: &str, limiters: Vec<pyo3::Bound<'_, PyAny>>) -> PyResult<Plan> {
-        let plan = plan::Plan::new(py, document, &limiters).map_err(PyValueError::new_err)?;
+        let plan = plan::Plan::new(py, document, &limiters, false).map_err(PyValueError::new_err)?;
         Ok(Plan(Arc::new(plan)))
     }
 
@@ -77,10 +77,18 @@ struct Gate(Arc<gate::Gate>);
 #[pymethods]
 impl Gate {
     #[new]
-    #[pyo3(signature = (client, ask, *, threads, within_s))]
-    fn new(client: &str, ask: Py<PyAny>, threads: usize, within_s: f64) -> PyResult<Gate> {
-        let gate = gate::Gate::new(client, ask, threads, duration(within_s)?).map_err(PyValueError::new_err)?;
-        Ok(Gate(Arc::new(gate)))
+    #[pyo3(signature = (document, limiters, ask, charge, *, threads, within_s))]
+    fn new(
+        py: Python<'_>,
+        document: &str,
+        limiters: Vec<pyo3::Bound<'_, PyAny>>,
+        ask: Py<PyAny>,
+        charge: Py<PyAny>,
+        threads: usize,
+        within_s: f64,
+    ) -> PyResult<Gate> {
+        let plan = plan::Plan::new(py, document, &limiters, true).map_err(PyValueError::new_err)?;
+        Ok(Gate(Arc::new(gate::Gate::new(plan, ask, charge, threads, duration(within_s)?))))
     }
 
     /// Decide a request of a peer, in this thread.

@@ -34,7 +34,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::access::Access;
 use crate::api;
 use crate::bodies::Bodies;
-use crate::capi::Limiter;
 use crate::decide::Worker;
 use crate::gate::Gate;
 use crate::gated::Gated;
@@ -179,13 +178,11 @@ pub enum Rules {
 }
 
 impl Rules {
-    /// The limiters that need it from time to time.
-    fn maintained(&self) -> impl Iterator<Item = (&Plan, &Limiter)> {
-        let plan = match self {
-            Rules::Host(plan) => Some(&**plan),
-            Rules::Gate(_) => None,
-        };
-        plan.into_iter().flat_map(|plan| plan.maintained().map(move |limiter| (plan, limiter)))
+    fn plan(&self) -> &Arc<Plan> {
+        match self {
+            Rules::Host(plan) => plan,
+            Rules::Gate(gate) => &gate.plan,
+        }
     }
 }
 
@@ -264,19 +261,17 @@ pub fn run(rules: &Rules, mut bound: Bound, options: &Options) -> Result<Duratio
             let listeners = listeners.map_err(|error| error.to_string())?;
             let (shared, serving) = (shared.clone(), Arc::clone(&shared.serving));
             let thread = thread::Builder::new().name(format!("forebay-{number}"));
-            let spawned = match (rules, &asking) {
-                (Rules::Host(plan), _) => {
-                    let worker = Worker::new(Arc::clone(plan)).map_err(|failure| plan.core.message(failure))?;
-                    thread.spawn(move || serve(Answering::new(worker, serving, number), listeners, shared))
-                }
-                (Rules::Gate(_), asking) => {
-                    let asking = asking.clone().ok_or("the gate hasn't begun")?;
-                    thread.spawn(move || serve(Gated { asking, serving, number }, listeners, shared))
+            let plan = rules.plan();
+            let worker = Worker::new(Arc::clone(plan)).map_err(|failure| plan.core.message(failure))?;
+            let spawned = match asking.clone() {
+                None => thread.spawn(move || serve(Answering::new(worker, serving, number), listeners, shared)),
+                Some(asking) => {
+                    thread.spawn(move || serve(Gated { asking, worker, serving, number }, listeners, shared))
                 }
             };
             threads.push(spawned.map_err(|error| error.to_string())?);
         }
-        until_signal(signals, rules, &shared.serving, &threads).await
+        until_signal(signals, rules.plan(), &shared.serving, &threads).await
     });
     let stopped_at = Instant::now();
     shared.serving.draining.store(true, Ordering::Relaxed);
@@ -327,7 +322,7 @@ async fn reload(tls: Arc<Tls>, mut hangups: Signal) {
 /// Returns at a signal, or if a thread has ended by itself.
 async fn until_signal(
     mut signals: Signals,
-    rules: &Rules,
+    plan: &Plan,
     serving: &Serving,
     threads: &[thread::JoinHandle<Result<(), String>>],
 ) -> Result<(), String> {
@@ -341,7 +336,7 @@ async fn until_signal(
             return Ok(());
         }
         serving.api.sweep();
-        for (plan, limiter) in rules.maintained() {
+        for limiter in plan.maintained() {
             if let Err(failure) = limiter.maintain() {
                 // Decisions go on, whatever is wrong with the store's file.
                 report(&format!("the store can't be maintained: {}", plan.core.message(failure)));

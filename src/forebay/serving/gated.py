@@ -2,28 +2,36 @@
 
 It is the gate of the middlewares, so limits over Redis, leased and synced ones are decided as there. The server has
 matched nothing: it reads the request, and hands over all readings of its path.
+
+Descriptors of Envoy are matched by the server itself: it asks only to charge limits.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
+from forebay.core.all_of import AllOf
+from forebay.core.decision import Decision
+from forebay.errors import CostExceedsLimit, StoreUnavailable
 from forebay.rules.building import Built, BuiltRule
 from forebay.rules.keys import AMBIGUOUS, Alternative, Value
+from forebay.web.denials import log_for_operator
 from forebay.web.gate import Gate
 from forebay.web.request import Request
 from forebay.web.rules import Denial
+from forebay.web.store_errors import STORE_ERRORS
 
-__all__ = ["Ask", "GatePlan", "gate_plan"]
+__all__ = ["Ask", "Charge", "GatePlan", "gate_plan"]
 
 _THREADS: Final = 8
 """Threads that ask the gate. While one waits for Redis, others use the processor."""
 _PATIENCE_S: Final = 0.5
 """In addition to the deadlines of a question: of the one before it in its thread, and its own."""
+_MOST_COMBINATIONS: Final = 4096
+"""Of limits that are charged as one, and are remembered."""
 
 Fields: TypeAlias = Sequence[tuple[str, str]]
 Ask: TypeAlias = Callable[
@@ -35,15 +43,29 @@ sent, and those of the decoded path; its fields, by their names in small letters
 
 It returns header fields, and for a denied request the status, the body, and the seconds to wait.
 """
+Use: TypeAlias = tuple[int, str | tuple[str, ...], int]
+"""The number of a limiter, a key, and a cost."""
+Numbers: TypeAlias = tuple[bool, int, int, int, int, bool]
+"""Of a decision: whether it allows, its limit, what remains, when to ask again and when the key is as fresh, in
+nanoseconds, and whether the store has no room.
+"""
+Charge: TypeAlias = Callable[[list[Use]], list[Numbers | None] | None]
+"""Charges at most 16 uses, all or none, and returns their decisions: of a denied request, at least those that deny it.
+
+A denial by a limit that is below the cost is for good. None: the store can't be asked.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GatePlan:
     """What `forebay_server` decides by, where Python decides."""
 
-    client: str
-    """JSON."""
+    document: str
+    """The rules, as in a ``Plan``."""
+    of_bans: tuple[Any, ...]
+    """The limiters of its first limits, which are in the memory of the host."""
     ask: Ask
+    charge: Charge
     within_s: float
     """A question that has waited so long has no answer."""
     store: Any
@@ -52,11 +74,20 @@ class GatePlan:
 
     def compiled(self, server: Any) -> Any:
         """As the module `forebay_server` takes it."""
-        return server.Gate(self.client, self.ask, threads=_THREADS, within_s=self.within_s)
+        return server.Gate(self.document, self.of_bans, self.ask, self.charge, threads=_THREADS, within_s=self.within_s)
 
 
-def gate_plan(built: Iterable[Built], store: Any, client: dict[str, Any] | None) -> GatePlan:
-    """The plan of rules over this store. Raises what ``Gate`` raises."""
+def gate_plan(
+    built: Iterable[Built],
+    store: Any,
+    document: str,
+    of_bans: tuple[Any, ...],
+    limiters: Sequence[Any],
+    trusts_unix: bool,
+) -> GatePlan:
+    """The plan of rules over this store. `document`: as of a ``Plan`` with these `limiters`, of which those `of_bans`
+    come first. Raises what ``Gate`` raises.
+    """
     built = list(built)
     for one in built:
         if isinstance(one, BuiltRule):
@@ -64,7 +95,8 @@ def gate_plan(built: Iterable[Built], store: Any, client: dict[str, Any] | None)
     gate = Gate([rule for one in built for rules in one.rules.values() for rule in rules], in_loop=False)
     redis_store = getattr(store, "redis_store", store)
     within_s = 2 * redis_store.executor.timeout_s + _PATIENCE_S
-    return GatePlan(json.dumps(client), _Asked(gate), within_s, store, client is None or client["trusts_unix"])
+    charging = _Charging(limiters, store)
+    return GatePlan(document, of_bans, _Asked(gate), charging, within_s, store, trusts_unix)
 
 
 class _ServedPathParameter(Alternative):
@@ -154,3 +186,62 @@ class _Asked:
             answer = self._gate.answer(request, passage)
             return answer.headers, (answer.status, answer.body.decode(), passage.retry_after_s)
         return passage.fields, None
+
+
+class _Charging:
+    """A `Charge`. *Threads*: safe."""
+
+    def __init__(self, limiters: Sequence[Any], store: Any) -> None:
+        self._limiters = limiters
+        self._redis_store = store if hasattr(store, "together") else None
+        """If Redis decides each request, by one script."""
+        self._combined: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, uses: list[Use]) -> list[Numbers | None] | None:
+        try:
+            return [_numbers(decision) for decision in self._decided(uses)]
+        except CostExceedsLimit as error:
+            return [self._never(use, error) for use in uses]
+        except STORE_ERRORS as error:
+            # Redis logs its own outages.
+            if not isinstance(error, StoreUnavailable):
+                log_for_operator("charged to no limit", error)
+            return None
+
+    def _decided(self, uses: list[Use]) -> list[Decision]:
+        if len(uses) == 1:
+            [(number, key, cost)] = uses
+            return [self._limiters[number].hit(key, cost)]
+        all_of = self._all_of(tuple(number for number, _, _ in uses))
+        keys, costs = [key for _, key, _ in uses], [cost for _, _, cost in uses]
+        if self._redis_store is None:
+            return all_of.hit_each(keys, costs)  # type: ignore[no-any-return]
+        return all_of.hit_each_within(self._redis_store.executor.patience(), keys, costs)  # type: ignore[no-any-return]
+
+    def _never(self, use: Use, error: CostExceedsLimit) -> Numbers | None:
+        """The denial by the limit that can never allow so much; None of another limit."""
+        number, _, cost = use
+        if self._limiters[number].name != error.limiter or cost <= error.limit:
+            return None
+        return False, error.limit, 0, 0, 0, False
+
+    def _all_of(self, numbers: tuple[int, ...]) -> Any:
+        found = self._combined.get(numbers)
+        if found is None:
+            found = AllOf(*[self._limiters[number] for number in numbers])
+            # Clients may choose the descriptors.
+            if len(self._combined) >= _MOST_COMBINATIONS:
+                self._combined.clear()
+            self._combined[numbers] = found
+        return found
+
+
+def _numbers(decision: Decision) -> Numbers:
+    return (
+        decision.allowed,
+        decision.limit,
+        decision.remaining,
+        decision.retry_after_ns,
+        decision.reset_after_ns,
+        decision.full,
+    )

@@ -109,7 +109,8 @@ def plan_of(
     if problems.count:
         loaded.store.close()
         problems.raise_if_any()
-    return gate_plan(loaded.built, loaded.store, _client(loaded.spec))
+    plan, of_bans, limiters = _written(Path(file).stem, loaded.spec, loaded.built, loaded.store, tier_field)
+    return gate_plan(loaded.built, loaded.store, plan, of_bans, limiters, _trusts_unix(loaded.spec))
 
 
 def written(
@@ -124,25 +125,40 @@ def written(
 
     `standings`: of live rules, where their limits count.
     """
+    document, _, limiters = _written(domain, spec, built, store, tier_field, standings)
+    return Plan(document, limiters, store, _trusts_unix(spec))
+
+
+def _written(
+    domain: str,
+    spec: RuleFile,
+    built: Iterable[Built],
+    store: Any,
+    tier_field: str | None,
+    standings: Mapping[str, Standing] = MappingProxyType({}),
+) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
+    """The document of a plan, the limiters of its first limits, which are those of bans, and all limiters."""
     built = list(built) if is_enabled(True) else []
     writer = _Writer((tier_field or "").lower(), store, standings)
-    client = _client(spec)
+    for one in built:
+        if isinstance(one, BuiltRule):
+            writer.ban(one.rules[None])
+    of_bans = tuple(writer.limiters)
     plan = {
         "domain": domain,
-        "client": client,
+        "client": _client(spec),
         "denies": [writer.deny(one) for one in built if isinstance(one, BuiltDeny)],
         "rules": [writer.rule(one) for one in built if isinstance(one, BuiltRule)],
         "retries": _retries(built),
     }
     plan["limits"] = writer.limits()
-    trusts_unix = client is None or client["trusts_unix"]
-    return Plan(json.dumps(plan), tuple(writer.limiters), store, trusts_unix)
+    return json.dumps(plan), of_bans, tuple(writer.limiters)
 
 
 class _Writer:
     """Numbers the limiters as rules name them."""
 
-    def __init__(self, tier_field: str, store: Store, standings: Mapping[str, Standing]) -> None:
+    def __init__(self, tier_field: str, store: Any, standings: Mapping[str, Standing]) -> None:
         self.limiters: list[Any] = []
         self._tier_field, self._store, self._standings = tier_field, store, standings
         self._any_case = _AnyCase()
@@ -201,7 +217,7 @@ class _Writer:
             "cost": spec.cost,
             "shadow": spec.shadow,
             "is_once": own[0].request_id is not None,
-            "ban": self._ban(own[0].ban),
+            "ban": self.ban(own),
             "limits": self._numbers(own),
             "canary": self._canary(built),
             "lifted": {"field": self._tier_field, "tiers": sorted(own[0].tiers)} if own[0].tiers else None,
@@ -254,7 +270,8 @@ class _Writer:
                 return {"word": word, "field": self._tier_field}
         return {"word": "constant", "text": argument}
 
-    def _ban(self, ban: Ban | None) -> dict[str, Any] | None:
+    def ban(self, rules: Sequence[Any]) -> dict[str, Any] | None:
+        ban: Ban | None = rules[0].ban
         if ban is None:
             return None
         bans, denials = ban.limiters
@@ -301,6 +318,11 @@ def _client(spec: RuleFile) -> dict[str, Any] | None:
         "ipv4_prefix": client.ipv4_prefix or 32,
         "ipv6_prefix": client.ipv6_prefix or 64,
     }
+
+
+def _trusts_unix(spec: RuleFile) -> bool:
+    client = _client(spec)
+    return client is None or bool(client["trusts_unix"])
 
 
 def _retries(built: Iterable[Built]) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ pub fn check(answering: &Answering, peer: Option<IpAddr>, asked: CheckRequest) -
 
 /// As `check`, by Python's gate.
 pub async fn check_by_gate(gated: &Gated, peer: Option<IpAddr>, asked: CheckRequest) -> Result<CheckResponse, Status> {
-    let decided = match described(gated.asking.client(), peer, asked) {
+    let decided = match described(gated.worker.plan.client.as_ref(), peer, asked) {
         Err(status) => Err(status),
         Ok((method, path, fields, origin)) => {
             let readings = readings::of_target(path.as_bytes());

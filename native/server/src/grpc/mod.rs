@@ -24,9 +24,9 @@ use hyper::{Request, Response, StatusCode, Version};
 use tonic::server::Grpc;
 use tonic::{Code, Status};
 
-use crate::gated::{self, Gated};
+use crate::gate;
+use crate::gated::Gated;
 use crate::http::{Answering, Serving};
-use crate::metrics::{self, AskedBy};
 use codec::Prost;
 use health::Watch;
 pub use health::Watchers;
@@ -150,10 +150,14 @@ async fn call_by_gate(gated: &Gated, peer: Option<IpAddr>, head: &Parts, data: &
     let fields = &head.headers;
     match called(serving, head) {
         Err(status) => unary::failed(&status),
-        Ok((RATE_LIMITS, _)) => {
-            serving.count(gated.number, AskedBy::RateLimit, metrics::Result::Refused);
-            unary::failed(&Status::unimplemented(gated::NO_DESCRIPTORS))
-        }
+        Ok((RATE_LIMITS, _)) => unary::reply_of(match unary::message_in(fields, data) {
+            Err(status) => Err(status),
+            Ok(asked) => {
+                // The message is held as it was sent, and as it is read.
+                let size = 2 * data.len() + gate::size_of_fields(fields);
+                rate_limit::should_rate_limit_by_gate(gated, peer, &asked, size).await
+            }
+        }),
         Ok((AUTHORIZATION, _)) => unary::reply_of(match unary::message_in(fields, data) {
             Err(status) => Err(status),
             Ok(asked) => authorization::check_by_gate(gated, peer, asked).await,

@@ -13,10 +13,13 @@ use super::messages::ratelimit::{
 };
 use crate::answers::Limit;
 use crate::client::as_address;
-use crate::decide::{LimitDecision, Mode, Outcome, Worker};
+use crate::decide::{LimitDecision, Mode, Outcome};
 use crate::entries::{self, Entries};
-use crate::http::{Answering, trusted};
+use crate::gate::PIECE;
+use crate::gated::Gated;
+use crate::http::{Answering, Serving, trusted};
 use crate::metrics::{self, AskedBy};
+use crate::plan::Plan;
 use crate::readings::{self, Readings};
 use crate::report::shown;
 use crate::request::{Asked, Origin};
@@ -40,8 +43,44 @@ pub fn should_rate_limit(
     asked: &RateLimitRequest,
 ) -> Result<RateLimitResponse, Status> {
     let worker = answering.worker();
-    let decided = decided(&worker, peer, asked);
-    answering.count(
+    let plan = &worker.plan;
+    let decided = described(plan, peer, asked)
+        .map(|each| worker.decide_together(&requests(&each, plan, asked.hits_addend), Mode::Charge));
+    answered(&answering.serving, answering.number, plan, asked, decided)
+}
+
+/// As `should_rate_limit`, by limits that Python charges. `size`: the bytes of the call.
+pub async fn should_rate_limit_by_gate(
+    gated: &Gated,
+    peer: Option<IpAddr>,
+    asked: &RateLimitRequest,
+    size: usize,
+) -> Result<RateLimitResponse, Status> {
+    let worker = &gated.worker;
+    let plan = &worker.plan;
+    // What is described isn't held while Python is asked.
+    let uses = described(plan, peer, asked).map(|each| worker.uses(&requests(&each, plan, asked.hits_addend)));
+    let decided = match uses {
+        Err(status) => Err(status),
+        Ok(Err(denied)) => Ok(*denied),
+        Ok(Ok(uses)) => {
+            let entries: usize = asked.descriptors.iter().map(|one| one.entries.len() + 1).sum();
+            let outcome = worker.charged_by_gate(&gated.asking, uses, size + entries * PIECE).await;
+            outcome.map_err(Status::invalid_argument)
+        }
+    };
+    answered(&gated.serving, gated.number, plan, asked, decided)
+}
+
+fn answered(
+    serving: &Serving,
+    number: usize,
+    plan: &Plan,
+    asked: &RateLimitRequest,
+    decided: Result<Outcome, Status>,
+) -> Result<RateLimitResponse, Status> {
+    serving.count(
+        number,
         AskedBy::RateLimit,
         match &decided {
             Err(_) => metrics::Result::Refused,
@@ -54,13 +93,13 @@ pub fn should_rate_limit(
     if outcome.has_failed {
         return Err(Status::unavailable("the limits can't be checked"));
     }
-    Ok(response(&worker.plan.limits, asked.descriptors.len(), outcome))
+    Ok(response(&plan.limits, asked.descriptors.len(), outcome))
 }
 
-/// An error if the request can't be read, or if its proxy is configured wrongly.
-fn decided(worker: &Worker, peer: Option<IpAddr>, asked: &RateLimitRequest) -> Result<Outcome, Status> {
-    trusted(worker.plan.client.as_ref(), peer).map_err(Status::permission_denied)?;
-    let domain = &worker.plan.domain;
+/// What the descriptors describe; an error if the request can't be read, or if its proxy is configured wrongly.
+fn described<'a>(plan: &Plan, peer: Option<IpAddr>, asked: &'a RateLimitRequest) -> Result<Vec<Described<'a>>, Status> {
+    trusted(plan.client.as_ref(), peer).map_err(Status::permission_denied)?;
+    let domain = &plan.domain;
     if asked.domain != *domain {
         return Err(Status::not_found(format!(
             "the domain is {domain:?}, as the rule file is named, and not {}: rename one of them",
@@ -70,10 +109,11 @@ fn decided(worker: &Worker, peer: Option<IpAddr>, asked: &RateLimitRequest) -> R
     if asked.descriptors.is_empty() || asked.descriptors.len() > MOST_DESCRIPTORS {
         return Err(Status::invalid_argument(format!("a request has 1 to {MOST_DESCRIPTORS} descriptors")));
     }
-    let described = asked.descriptors.iter().map(Described::new).collect::<Result<Vec<_>, _>>()?;
-    let hits = u64::from(asked.hits_addend.max(1));
-    let requests: Vec<Asked<'_>> = described.iter().map(|one| one.asked(worker, hits)).collect();
-    Ok(worker.decide_together(&requests, Mode::Charge))
+    asked.descriptors.iter().map(Described::new).collect()
+}
+
+fn requests<'a>(each: &'a [Described<'a>], plan: &'a Plan, hits: u32) -> Vec<Asked<'a>> {
+    each.iter().map(|one| one.asked(plan, u64::from(hits.max(1)))).collect()
 }
 
 /// What the entries of a descriptor describe.
@@ -126,9 +166,9 @@ impl<'a> Described<'a> {
         Ok(described)
     }
 
-    fn asked<'b>(&'b self, worker: &'b Worker, hits: u64) -> Asked<'b> {
+    fn asked<'b>(&'b self, plan: &'b Plan, hits: u64) -> Asked<'b> {
         let readings = self.path.map_or_else(Readings::default, |path| readings::of_target(path.as_bytes()));
-        let (client, origin) = (worker.plan.client.as_ref(), Origin::Client(self.address));
+        let (client, origin) = (plan.client.as_ref(), Origin::Client(self.address));
         let mut asked = Asked::described(self.method.unwrap_or(""), readings, &self.entries, client, origin);
         asked.hits = self.hits.unwrap_or(hits);
         asked
