@@ -318,7 +318,7 @@ def test_forked_children_follow(path: Path, crew: Crew) -> None:
 
 
 def test_a_count_follows(path: Path) -> None:
-    """Of a process that has decided nothing since."""
+    """Also for a process that has decided nothing since."""
     with Store("a", keys=1000, path=path) as store, Store.attach(path=path) as another:
         window = _window(store)
         assert window.allow("key")

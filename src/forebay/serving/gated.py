@@ -46,7 +46,7 @@ It returns header fields, and for a denied request the status, the body, and the
 Use: TypeAlias = tuple[int, str | tuple[str, ...], int]
 """The number of a limiter, a key, and a cost."""
 Numbers: TypeAlias = tuple[bool, int, int, int, int, bool]
-"""Of a decision: whether it allows, its limit, what remains, when to ask again and when the key is as fresh, in
+"""A decision: whether it allows, its limit, what remains, when to ask again and when the key is as fresh, in
 nanoseconds, and whether the store has no room.
 """
 Charge: TypeAlias = Callable[[list[Use]], list[Numbers | None] | None]
