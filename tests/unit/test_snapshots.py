@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -526,6 +527,81 @@ def test_a_second_restore_waits_for_the_files_of_the_first(
     restore(other, path, replace=True)
     with Store("a", keys=100, path=path) as store:
         assert Board(store).read(Board(store).version).document == b"# 1"
+
+
+def test_restored_rules_never_get_the_number_of_a_store_that_has_lost_its_file(
+    path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else that store would have them if the replacement ends before its rename."""
+    from datetime import UTC, datetime
+
+    from forebay.rules.live.publication import Board, Publication, UnreadableRules
+
+    with Store("a", keys=100, path=path) as store:
+        board = Board(store)
+        for version in range(2):
+            publication = Publication("limits.toml", "a test", 1, datetime.now(UTC), {}, b"# %d" % version)
+            assert board.publish(publication, version) == version + 1
+            if version == 0:
+                snapshot(path, file)
+    (rules,) = path.parent.glob("*.rules-*.2")
+    rules.unlink()
+    rules.with_suffix(".1").mkdir()
+
+    def failing(*arguments: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", failing)
+        with pytest.raises(PermissionError):
+            restore(file, path, replace=True)
+    with Store("a", keys=100, path=path) as store, pytest.raises(UnreadableRules):
+        Board(store).read(2)
+    restore(file, path, replace=True)
+    with Store("a", keys=100, path=path) as store:
+        board = Board(store)
+        assert (board.version, board.read(3).document) == (3, b"# 0")
+
+
+def test_a_removed_segment_removes_no_rules_of_a_restored_one(path: Path, file: Path) -> None:
+    """It is still in use: both have the same names for their files."""
+    from datetime import UTC, datetime
+
+    from forebay.rules.live.publication import Board, Publication
+
+    first, other = (
+        Publication("limits.toml", "a test", 1, datetime.now(UTC), {}, document) for document in (b"# 1", b"# 2")
+    )
+    with Store("a", keys=100, path=path) as removed:
+        board = Board(removed)
+        assert board.publish(first, 0) == 1
+        snapshot(path, file)
+        path.unlink()
+        restore(file, path)
+        assert board.publish(other, 1) == 2
+        with Store("a", keys=100, path=path) as store:
+            board = Board(store)
+            assert (board.version, board.read(1)) == (1, first)
+            # The number of the other one's file is left out.
+            assert board.publish(other, 1) == 3
+            assert board.read(3) == other
+        assert sorted(found.suffix for found in path.parent.glob("*.rules-*")) == [".3"]
+
+
+@pytest.mark.parametrize(
+    "name", ["forebay-shop.rules-deadbeef.1", "shop.rules-01234567.loader", "x.rules-01234567.loader.new", ".shop.new"]
+)
+def test_no_store_has_a_name_that_is_removed_with_another(name: str, path: Path, file: Path) -> None:
+    taken = path.with_name(name)
+    with pytest.raises(SegmentError, match="choose one that neither ends as in"):
+        Store("a", keys=100, path=taken)
+    Store("a", keys=100, path=path).close()
+    snapshot(path, file)
+    with pytest.raises(SegmentError, match="choose one that neither ends as in"):
+        restore(file, taken)
+    assert not taken.exists()
+    for other in (f"{name}x", f"x{name.replace('-', '.')}"):
+        Store("a", keys=100, path=path.with_name(other)).close()
 
 
 def test_a_replacement_takes_the_place_of_a_segment_only(path: Path, file: Path) -> None:

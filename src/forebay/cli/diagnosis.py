@@ -17,7 +17,7 @@ from forebay.errors import ClockMismatch, ForebayError, SegmentError
 from forebay.segment import attachment_locks, free_space, host_clock
 from forebay.segment.file_users import ANONYMOUS, FileUsers
 from forebay.segment.kernel_files import read_kernel_file
-from forebay.segment.removal import successor_of
+from forebay.segment.names import successor_of
 from forebay.store_options import DIRECTORY
 
 __all__ = ["Finding", "of_directory", "of_host", "of_processes", "of_store"]

@@ -18,7 +18,7 @@ from forebay.segment import layout
 from forebay.segment.file_users import FileUsers
 from forebay.segment.header import CLOCK_NAMES
 from forebay.segment.limiter_list import labels_of
-from forebay.segment.removal import is_of_rules
+from forebay.segment.names import is_of_rules
 from forebay.stats import LimiterStats
 from forebay.store_options import DIRECTORY
 from forebay.verification.lists import limiters_in_place

@@ -57,6 +57,7 @@ from forebay.errors import SegmentSizeWarning
 from forebay.segment import attachment_locks, layout, ofd_locks, trust
 from forebay.segment.creation import busy_error, create, make_usable, refuse_unusable, usable_header
 from forebay.segment.header import Header
+from forebay.segment.names import check_name
 from forebay.segment.opening import open_or_make_empty, opening_error
 from forebay.segment.reading import open_to_write, read_header, spec_to_look
 from forebay.segment.removal import is_at
@@ -96,6 +97,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
     A new file gets `mode`. With group write permission in it, files made by members of `gid` are trusted too.
     With `own_directory`, no other user may be able to make files in the directory.
     """
+    check_name(path)
     spec = SegmentSpec.for_this_process(path, keys=keys, clock_kind=clock_kind, mode=mode, gid=gid)
     if spec.trusts_group or own_directory:
         try:

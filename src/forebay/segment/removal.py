@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import glob
 import os
-import re
 import stat
 import warnings
 import weakref
-from typing import Final
 
 from forebay.alive import alive_in
 from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
 from forebay.segment import attachment_locks
 from forebay.segment.header import MAGIC, is_foreign
+from forebay.segment.names import rules_files, successor_of
 
 __all__ = [
-    "RULES",
-    "RULES_SECRET",
     "NameWatch",
     "expect_removal",
     "is_at",
-    "is_of_rules",
     "removal_message",
-    "rules_files",
-    "rules_prefix",
-    "successor_of",
     "unlink",
     "unlink_unused",
 ]
-
-RULES: Final = ".rules-"
-"""In the names of the files of a segment's live rules, behind that of its own file. Their identity follows."""
-RULES_SECRET: Final = b"live rules' files"
-"""The purpose of the segment's secret that is their identity."""
-_ENDING: Final = re.compile(rf"{re.escape(RULES)}[0-9a-f]{{8}}\.(?:[0-9]+|loader(?:\.new)?)\Z")
 
 
 def is_at(path: str, status: os.stat_result) -> bool:
@@ -45,31 +31,6 @@ def is_at(path: str, status: os.stat_result) -> bool:
         return os.path.samestat(status, os.stat(path, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def is_of_rules(name: str) -> bool:
-    """Whether a file of this name has live rules, or a note of their loader."""
-    return _ENDING.search(name) is not None
-
-
-def rules_prefix(path: str, secret: bytes) -> str:
-    """How the paths of a segment's files of live rules begin. A version's number follows."""
-    return f"{path}{RULES}{secret.hex()[:8]}."
-
-
-def successor_of(path: str) -> str:
-    """The path at which a segment stands for a moment that is to replace the one at `path`."""
-    directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name}.new")
-
-
-def rules_files(path: str) -> list[str]:
-    """The files of live rules of the segments that are, or were, at the path.
-
-    No other file whose name begins like theirs: a store may be named ``shop.rules-2``.
-    """
-    files = glob.iglob(f"{glob.escape(path)}{RULES}*")
-    return [file for file in files if _ENDING.match(file.removeprefix(path))]
 
 
 def removal_message(path: str) -> str:

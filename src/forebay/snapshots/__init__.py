@@ -22,6 +22,7 @@ from forebay.segment.limiter_list import ALGORITHM_NAMES
 from forebay.segment.opening import opening_error
 from forebay.segment.reading import open_to_write, spec_to_look
 from forebay.segment.removal import is_at
+from forebay.segment.spec import SegmentSpec
 from forebay.snapshots import document
 from forebay.snapshots.copying import Copy
 from forebay.snapshots.document import SnapshotFile
@@ -117,7 +118,7 @@ def restore(
             new.fill(source.frames(begin("restoring")))
             new.verify(begin("verifying"))
             if old is not None:
-                new.replace(os.fstat(old))
+                new.replace(old)
             else:
                 try:
                     new.link()
@@ -149,7 +150,7 @@ def resize(name_or_path: str | os.PathLike[str], keys: int, *, progress: Progres
             with NewSegment(path, copy.head, path, wanted) as new:
                 new.fill(copy.frames())
                 new.verify(begin("verifying"))
-                new.replace(os.fstat(fd))
+                new.replace(fd)
                 return new.look(lambda made: _summary(made, new.keys, made.status.st_size))
     except _InUse:
         pass
@@ -190,38 +191,44 @@ def _unattached(path: str) -> Iterator[int]:
         spec = spec_to_look(path)
         fd, is_writable = open_to_write(spec)
         try:
-            if not is_writable:
-                raise SegmentError(
-                    path, f"a file that uid {os.geteuid()} may only read", "one that it may write", "run as its owner"
-                )
-            trust.check_file(trust.trusting_its_users(spec, fd), fd, of_any_owner=os.geteuid() == 0)
-            if is_foreign(begin := os.pread(fd, len(MAGIC), 0)):
-                raise ForeignSegment(
-                    path,
-                    f"a file that begins with {begin!r}",
-                    f"a forebay segment, which begins with {MAGIC!r}",
-                    "check the name or path: the file is unchanged",
-                )
-            if not attachment_locks.exclude_all(fd):
-                users = len(attachment_locks.attached_ids(os.fstat(fd)))
-                raise _InUse(
-                    path,
-                    f"a store that {users} {'process has' if users == 1 else 'processes have'} attached"
-                    if users
-                    else "a store that processes have attached, or that another resize or restore replaces",
-                    "one that no process uses",
-                    "stop them first: `forebay stat` counts them and `forebay doctor` lists them",
-                )
-            if is_at(path, os.fstat(fd)):
+            if _excludes_others(spec, fd, is_writable):
                 yield fd
                 return
-        except OSError as error:
-            raise opening_error(spec, error) from None
         finally:
             # A close alone would leave the lock with a child that another thread forked meanwhile.
             with contextlib.suppress(OSError):
                 ofd_locks.unlock(fd, 0, 0)
             os.close(fd)
+
+
+def _excludes_others(spec: SegmentSpec, fd: int, is_writable: bool) -> bool:
+    """Lock the file so that no process can attach it. Whether the path still leads to it."""
+    try:
+        if not is_writable:
+            raise SegmentError(
+                spec.path, f"a file that uid {os.geteuid()} may only read", "one that it may write", "run as its owner"
+            )
+        trust.check_file(trust.trusting_its_users(spec, fd), fd, of_any_owner=os.geteuid() == 0)
+        if is_foreign(begin := os.pread(fd, len(MAGIC), 0)):
+            raise ForeignSegment(
+                spec.path,
+                f"a file that begins with {begin!r}",
+                f"a forebay segment, which begins with {MAGIC!r}",
+                "check the name or path: the file is unchanged",
+            )
+        if not attachment_locks.exclude_all(fd):
+            users = len(attachment_locks.attached_ids(os.fstat(fd)))
+            raise _InUse(
+                spec.path,
+                f"a store that {users} {'process has' if users == 1 else 'processes have'} attached"
+                if users
+                else "a store that processes have attached, or that another resize or restore replaces",
+                "one that no process uses",
+                "stop them first: `forebay stat` counts them and `forebay doctor` lists them",
+            )
+        return is_at(spec.path, os.fstat(fd))
+    except OSError as error:
+        raise opening_error(spec, error) from None
 
 
 def _summary(segment: MappedSegment, carried_keys: int, size: int) -> Summary:

@@ -32,8 +32,8 @@ from forebay.segment import host_clock, layout
 from forebay.segment.counts import COUNTERS_BYTES
 from forebay.segment.extents import ExtentEntry
 from forebay.segment.limiter_list import LIST_BYTES
+from forebay.segment.names import RULES_SECRET, rules_prefix
 from forebay.segment.reading import LOOKS, PAUSE_S
-from forebay.segment.removal import RULES_SECRET, rules_prefix
 from forebay.segment.sizes import CELLS_PER_GROUP
 from forebay.segment.spec import START_AGAIN
 from forebay.snapshots.document import COUNTERS, EXTENT, KEYS, LIMITERS, RULES, Frame, Head

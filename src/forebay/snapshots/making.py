@@ -5,10 +5,11 @@ name: by a link, which fails if there is a file, or by a rename over the segment
 
 **Live rules.** Their file is written without a name, too, and gets one just before the segment does. It never replaces
 a file: the segment of before, or another one of the same snapshot, may have other live rules of that number. Then these
-rules get the next number that is free, and the segment's header has it. A file of the same rules serves both segments,
-so a process that fails removes none; one that has named its segment removes all other files of rules at that path. From
-before the name until then it excludes attachments of the new segment, and so another replacement, which could take one
-of the names that are to be removed.
+rules get the next number that is free, and the segment's header has it. They never get the number that is in force in
+the segment of before, even if its file is lost: that segment would have their rules. A file of the same rules serves
+both segments, so a process that fails removes none. One that has named its segment removes all other files of rules at
+that path. From before the name until then it excludes attachments of the new segment, and so another replacement, which
+could take one of the names that are to be removed.
 
 **Crash.** A process that is killed before the segment has its name leaves at most a file of live rules that no segment
 names. The next restore to that path uses it or removes it, and the removal of the segment removes it. For the rename
@@ -37,8 +38,9 @@ from forebay.segment.creation import MAX_AGE_NS, create
 from forebay.segment.extents import ExtentEntry
 from forebay.segment.header import Header, segment_bytes
 from forebay.segment.limiter_list import LIST_BYTES
+from forebay.segment.names import RULES_SECRET, check_name, rules_files, rules_prefix, successor_of
 from forebay.segment.opening import name_file, open_unnamed, opening_error
-from forebay.segment.removal import RULES_SECRET, expect_removal, rules_files, rules_prefix, successor_of
+from forebay.segment.removal import expect_removal
 from forebay.segment.spec import SegmentSpec
 from forebay.snapshots.document import COUNTERS, EXTENT, KEYS, LIMITERS, RULES, Frame, Head, damaged
 from forebay.store_options import MAX_KEYS
@@ -68,6 +70,7 @@ class NewSegment:
 
     def __init__(self, source: str, head: Head, path: str, keys: int) -> None:
         """`source` names the snapshot in errors. Raises the kinds of ``SegmentError`` that creating a store raises."""
+        check_name(path)
         mode, is_shared = head.mode, bool(head.mode & 0o060)
         self.spec = SegmentSpec.for_this_process(
             path, keys=keys, clock_kind=head.clock_kind, mode=mode, gid=head.gid if is_shared else os.getegid()
@@ -249,12 +252,13 @@ class NewSegment:
             name_file(self._fd, self.spec.path)
             self._clean(former, own)
 
-    def replace(self, status: os.stat_result) -> None:
-        """Give the segment the name of the one of that status, which no process has attached or can attach."""
+    def replace(self, old: int) -> None:
+        """Give the segment the name of the one open as `old`, which no process has attached or can attach."""
+        raw = os.pread(old, 8, layout.HEADER_RULES_VERSION)
         new = successor_of(self.spec.path)
         with self._unattached():
             former = rules_files(self.spec.path)
-            own = self._name_rules()
+            own = self._name_rules(not_new=int.from_bytes(raw, "little"))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
             name_file(self._fd, new)
@@ -265,7 +269,7 @@ class NewSegment:
                     os.unlink(new)
                 raise
             self._clean(former, own)
-        expect_removal(status)
+        expect_removal(os.fstat(old))
 
     @contextlib.contextmanager
     def _unattached(self) -> Iterator[None]:
@@ -276,8 +280,12 @@ class NewSegment:
             # A mapping would keep it.
             ofd_locks.unlock(self._fd, 0, 0)
 
-    def _name_rules(self) -> str | None:
-        """Make the file of the live rules, for all who may use the segment, and put its number into the header."""
+    def _name_rules(self, not_new: int = 0) -> str | None:
+        """Make the file of the live rules, for all who may use the segment, and put its number into the header.
+
+        `not_new`: a number that the file may have only if there is one of the same rules: the version of a segment that
+        stays if this process is killed, and that may have lost its file.
+        """
         if self._rules is None:
             return None
         version, document = self._rules
@@ -287,7 +295,11 @@ class NewSegment:
             os.fchmod(file.fileno(), status.st_mode & 0o660)
             file.write(document)
             file.flush()
-            while not _is_named(file.fileno(), path := f"{self._rules_prefix()}{version}", document):
+            fd = file.fileno()
+            while not (
+                _is_like(fd, path := f"{self._rules_prefix()}{version}", document)
+                or (version != not_new and _is_named(fd, path))
+            ):
                 version += 1
         os.pwrite(self._fd, version.to_bytes(8, "little"), layout.HEADER_RULES_VERSION)
         return path
@@ -303,14 +315,17 @@ class NewSegment:
                     os.unlink(file)
 
 
-def _is_named(fd: int, path: str, document: bytes) -> bool:
-    """Whether the file has got that name, or one of the same owner, group, mode and content has it already."""
+def _is_named(fd: int, path: str) -> bool:
+    """Whether the file has got that name."""
     try:
         name_file(fd, path)
     except FileExistsError:
-        pass
-    else:
-        return True
+        return False
+    return True
+
+
+def _is_like(fd: int, path: str, document: bytes) -> bool:
+    """Whether there is a file of the same owner, group, mode and content."""
     try:
         there = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -13,7 +13,8 @@ Transitions
 * *switch*: one CAS of the word, from the version that the new one was made for to the new number.
 * *take over*: a process that reads another number than the one it follows reads that file, and then the word again. If
   the word still has the number, it makes gates of the file. Otherwise it begins again.
-* *clean*: the process that has switched removes the files of smaller numbers.
+* *clean*: the process that has switched removes the files of smaller numbers, if the path still leads to its segment. A
+  segment that was restored there has the same names for its files.
 
 Invariant
 ---------
@@ -41,7 +42,9 @@ is stopped as the loader delays new versions, and no request.
 Not handled
 -----------
 A file that was changed or removed by others: a process that has not read it yet keeps its rules, and says so. A process
-that reads a removed segment's version keeps its rules, too. Numbers end after 2**64 versions.
+that reads a removed segment's version keeps its rules, too. A process that is stopped in *clean* while its segment is
+removed, and restored from a snapshot, may remove the file of the new one's version when it goes on. Numbers end after
+2**64 versions.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ from typing import Any, Final, Literal
 from forebay.errors import ForebayError
 from forebay.extras import Needs
 from forebay.rules.live.standing import Standing
-from forebay.segment.removal import RULES_SECRET, rules_prefix
+from forebay.segment.names import RULES_SECRET, rules_prefix
 
 with Needs("rules", __name__):
     import msgspec
@@ -99,6 +102,7 @@ class Board:
     def __init__(self, store: Any) -> None:
         """`store` is a ``Store``; beside a private one's memory, the files are in the directory for temporary ones."""
         self.segment = store.segment
+        self._attachment = store.attachment
         self.path: str | None = store.path
         """The segment's file."""
         self._key = self.segment.secret(b"live rules")
@@ -179,8 +183,11 @@ class Board:
             file.write(data)
 
     def _clean(self, version: int) -> None:
-        """Remove the files of older versions."""
-        for path in glob.iglob(f"{glob.escape(self._prefix)}*"):
+        """Remove the files of older versions, unless they may be those of another segment at this one's path."""
+        files = glob.glob(f"{glob.escape(self._prefix)}*")
+        if self.path is not None and not self._attachment.is_in_place():
+            return
+        for path in files:
             number = path.removeprefix(self._prefix)
             if re.fullmatch("[0-9]+", number) and int(number) < version:
                 with contextlib.suppress(OSError):
