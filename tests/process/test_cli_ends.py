@@ -69,6 +69,17 @@ def test_a_full_device_ends_every_command_with_2_and_the_reason(words: tuple[str
     assert (done.returncode, done.stderr) == (2, "[Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize("takes_nothing", ["/dev/full", "a pipe without a reader"])
+@pytest.mark.parametrize("words", [("nosuch",), ("rm",), ("ls", "--nope"), ("verify", "/nosuch")], ids=" ".join)
+def test_a_refusal_that_cannot_be_printed_ends_with_2(words: tuple[str, ...], takes_nothing: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe, open("/dev/full", "wb") as full:
+        stream = full if takes_nothing == "/dev/full" else pipe
+        done = subprocess.run([COMMAND, *words], stdout=stream, stderr=stream, check=False, timeout=DEADLINE_S)
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize("size", [{"COLUMNS": "0"}, {"COLUMNS": "00", "LINES": "0"}])
 def test_a_terminal_of_size_0_in_the_environment_counts_as_none(name: str, size: dict[str, str]) -> None:
     Store(name, keys=100).close()

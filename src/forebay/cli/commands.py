@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from forebay.extras import Needs
@@ -38,6 +38,11 @@ __all__ = ["forebay"]
 class _Group(click.Group):
     """Ends every command alike where a signal or the reader of its output ends it, and --help and --version, too."""
 
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        # Click prints what is wrong with the arguments here.
+        with _alike():
+            return super().main(*arguments, **more)
+
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         with _alike():
             return super().make_context(*arguments, **more)
@@ -56,9 +61,14 @@ def _alike() -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            print_error(error)
+            # Standard error may be what takes nothing.
+            with suppress(OSError):
+                print_error(error)
         # The reader has not got all. Nothing is left to be written when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                os.dup2(nowhere, stream.fileno())
         sys.exit(2)
 
 
