@@ -161,29 +161,30 @@ def test_calls_for_asyncio_are_timed(host: Store, server: RedisServer) -> None:
     assert redis_calls(host) == 2
 
 
-@pytest.fixture
-def full_server(client: redis.Redis) -> Iterator[None]:
-    """The server replies to every script by an error."""
-    client.config_set("maxmemory", 1)
-    yield
-    client.config_set("maxmemory", 0)
+@pytest.fixture(params=["maxmemory", "wrong password"])
+def refusing_url(request: pytest.FixtureRequest, server: RedisServer, client: redis.Redis) -> Iterator[str]:
+    """The server replies to every script by an error, or to the password before."""
+    if request.param == "wrong password":
+        yield server.url.replace("//", "//:secret@")
+    else:
+        client.config_set("maxmemory", 1)
+        yield server.url
+        client.config_set("maxmemory", 0)
 
 
-@pytest.mark.usefixtures("full_server")
-def test_calls_that_redis_replies_to_by_an_error_are_timed(host: Store, server: RedisServer) -> None:
-    with RedisStore(server.url, timeout=60, host=host, when_unavailable="allow") as store:
+def test_calls_that_redis_replies_to_by_an_error_are_timed(host: Store, refusing_url: str) -> None:
+    with RedisStore(refusing_url, timeout=60, host=host, when_unavailable="allow") as store:
         bucket = TokenBucket(store, "api", "100/hour")
         assert bucket.allow("key")
         assert redis_calls(host) == 1
         assert all(bucket.allow_many(["one", "other"]))
         assert redis_calls(host) == 2
-        assert store.status().failures == 2
+        assert store.status().decided_by_policy == 3
 
 
-@pytest.mark.usefixtures("full_server")
-def test_calls_for_asyncio_that_redis_replies_to_by_an_error_are_timed(host: Store, server: RedisServer) -> None:
+def test_calls_for_asyncio_that_redis_replies_to_by_an_error_are_timed(host: Store, refusing_url: str) -> None:
     async def call() -> None:
-        store = AsyncRedisStore(server.url, timeout=60, host=host, when_unavailable="allow")
+        store = AsyncRedisStore(refusing_url, timeout=60, host=host, when_unavailable="allow")
         try:
             bucket = TokenBucket(store, "api", "100/hour")
             assert await bucket.allow("key")

@@ -69,7 +69,7 @@ CHUNK: Final = 500
 # The errors that clients raise about the server. Those of clusters have a base class of their own.
 UNAVAILABLE_ERRORS: Final = (RedisError, RedisClusterException)
 # Those of them that are replies.
-_ERROR_REPLIES: Final = (ResponseError, BusyLoadingError)
+_ERROR_REPLIES: Final = (ResponseError, BusyLoadingError, AuthenticationError)
 # Errors that don't pass by themselves, and what to do about each.
 _REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (AuthenticationError, "check the user and the password of the URL"),
