@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from timeit import Timer
 
 import pytest
 from conftest import GENEROUS, Measure, must, statement, time_per_call
-from forebay_native import AllLoop, Loop, read_clock
+from forebay_native import AllLoop, Loop, least_decision, read_clock
 
 from forebay import AllOf, Concurrency, Store, TokenBucket
 
@@ -27,6 +28,21 @@ def bench_native_clock(measure: Measure, generous: TokenBucket) -> None:
     measure(
         "`clock_gettime` in native code, part of every decision but those at a tick",
         native(read_clock),
+        calls=50,
+        operations_per_call=PER_CALL,
+        beside={"`allow` from Python": lambda: time_per_call(same, 50_000)},
+        section=SECTION,
+    )
+
+
+@pytest.mark.parametrize("with_hash", [False, True], ids=["key", "hash"])
+def bench_least_decision(measure: Measure, generous: TokenBucket, with_hash: bool) -> None:
+    """What no decision can do without, however it counts and checks."""
+    same = statement("f(k)", f=generous.allow, k=KEY)
+    steps = "the clock and a CAS" if with_hash else "a hash, the clock and a CAS"
+    measure(
+        f"{steps}, in a function of C that does no more",
+        native(partial(least_decision, KEY.encode(), with_hash)),
         calls=50,
         operations_per_call=PER_CALL,
         beside={"`allow` from Python": lambda: time_per_call(same, 50_000)},

@@ -9,6 +9,47 @@ from forebay.c_api cimport (
     forebay_request, forebay_result, forebay_thread,
 )
 
+cdef extern from "forebay/layout.h" nogil:
+    ctypedef struct ForebayCell:
+        uint64_t tag
+        uint64_t state
+
+
+cdef extern from "forebay/hash.h" nogil:
+    ctypedef struct ForebayHashKey:
+        uint64_t k0
+        uint64_t k1
+    uint64_t siphash13 "forebay_siphash13"(ForebayHashKey key, const uint8_t* data, size_t size) noexcept
+
+
+cdef extern from "forebay/clock.h" nogil:
+    uint64_t monotonic_ns "forebay_monotonic_ns"() noexcept
+
+
+cdef extern from "forebay/atomics.h" nogil:
+    bint cas128_acq_rel "forebay_cas128_acq_rel"(
+        ForebayCell* cell, ForebayCell expected, ForebayCell desired) noexcept
+
+
+cdef extern from *:
+    """
+    static ForebayCell floor_cell __attribute__((aligned(64)));
+    /* A decision with nothing around it. Not inlined, as a call of the API isn't. */
+    static __attribute__((noinline)) int floor_decide(uint64_t hash) {
+        uint64_t now_ns = forebay_monotonic_ns();
+        ForebayCell seen = {hash, floor_cell.state};
+        ForebayCell wanted = {hash, (seen.state > now_ns ? seen.state : now_ns) + 1};
+        return seen.state < now_ns + (UINT64_C(1) << 40) && forebay_cas128_acq_rel(&floor_cell, seen, wanted);
+    }
+    static __attribute__((noinline)) int floor_decide_key(ForebayHashKey key, const uint8_t *data, size_t size) {
+        return floor_decide(forebay_siphash13(key, data, size));
+    }
+    """
+    ForebayCell floor_cell
+    int floor_decide(uint64_t hash) noexcept nogil
+    int floor_decide_key(ForebayHashKey key, const uint8_t* data, size_t size) noexcept nogil
+
+
 cdef const forebay_api* forebay = forebay_import()
 
 
@@ -24,6 +65,20 @@ def read_clock(Py_ssize_t count):
         for _turn in range(count):
             read += clock_gettime(CLOCK_MONOTONIC, &now) == 0
     return read
+
+
+def least_decision(bytes key not None, bint with_hash, Py_ssize_t count):
+    """Read the clock and swap one cell `count` times, by a hash or by the key; return how often it was swapped."""
+    cdef ForebayHashKey hash_key = ForebayHashKey(1, 2)
+    cdef const uint8_t* data = key
+    cdef size_t size = len(key)
+    cdef uint64_t hash = siphash13(hash_key, data, size)
+    cdef Py_ssize_t _turn, swapped = 0
+    floor_cell.tag = hash
+    with nogil:
+        for _turn in range(count):
+            swapped += floor_decide(hash) if with_hash else floor_decide_key(hash_key, data, size)
+    return swapped
 
 
 cdef class Loop:
