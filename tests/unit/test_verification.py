@@ -27,12 +27,15 @@ from forebay.errors import (
     ForeignSegment,
     SegmentBusy,
     SegmentError,
+    SegmentSpaceError,
     SegmentVersionMismatch,
     TruncatedSegment,
     UntrustedSegment,
 )
+from forebay.metrics.segments import observed_in
 from forebay.segment import layout
 from forebay.segment.extents import ExtentEntry
+from forebay.snapshots import resize
 from forebay.testing import ManualClock
 from forebay.verification import Report, verify
 from forebay.verification.extent_list import Extents
@@ -751,3 +754,32 @@ def test_segment_in_use_is_not_damage(crew: Crew, name: str) -> None:
             assert reports[-1].sound, reports[-1].damage
         assert all(worker.is_running() for worker in workers)
         assert reports[-1].live_keys > 100
+
+
+def test_a_look_takes_no_memory_that_a_resize_has_given_back(name: str) -> None:
+    with Store(name, keys=20_000) as store:
+        TokenBucket(store, "api", "20/day").allow_many([str(key) for key in range(15_000)])
+        with pytest.raises(SegmentSpaceError):
+            resize(path_of(name), 100)
+        before = os.stat(path_of(name)).st_blocks
+        assert before * 512 < os.stat(path_of(name)).st_size
+        assert verify(name).sound
+        with MappedSegment(name) as segment:
+            assert observed_in(segment).live_keys == 15_000
+        assert os.stat(path_of(name)).st_blocks == before
+
+
+def test_a_file_with_holes_is_refused_before_they_are_read(name: str) -> None:
+    """Else any user could let a command of root take all memory."""
+    with Store(name, keys=100_000):
+        pass
+    with open(path_of(name), "r+b") as file:
+        begin = file.read(layout.TABLE_OFFSET)
+        size = file.seek(0, os.SEEK_END)
+        file.truncate(0)
+        file.seek(0)
+        file.write(begin)
+        file.truncate(size + 10**9)
+    with pytest.raises(DamagedSegment, match="a file with holes"):
+        verify(name)
+    assert os.stat(path_of(name)).st_blocks * 512 <= layout.TABLE_OFFSET + 4096

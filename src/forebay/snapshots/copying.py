@@ -74,6 +74,7 @@ class Copy:
                     segment.path, f"{entry.size} bytes at {entry.offset} for an extent", "one within", START_AGAIN
                 )
         self._total = self._table.bytes + sum(entry.size for entry in self._extents)
+        segment.refuse_holes(self._total)
 
     def _head(self) -> Head:
         segment, status = self._segment, self._segment.status

@@ -41,7 +41,7 @@ def check(segment: MappedSegment, progress: Callable[[int, int], None]) -> Repor
     findings.lasting(lambda: limiter_findings(segment))
     findings.lasting(lambda: list(counter_findings(segment)))
     extents = Extents(segment)
-    findings.lasting(extents.look)
+    findings.lasting(extents.look_around)
     checks = CellChecks(segment, findings, progress, extents.sound)
     parts = checks.parts()
     return Report(

@@ -77,7 +77,7 @@ def _cells_of(extent: KnownExtent) -> _Cells:
 
 
 class CellChecks:
-    """The checks of one segment's cells."""
+    """The checks of one segment's cells. Raises ``DamagedSegment`` if they aren't all in memory."""
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class CellChecks:
         self._tables = [self._table, *map(_cells_of, extents)]
         self._done = 0
         self._total = sum(cells.group_count * layout.GROUP_BYTES + cells.words * 8 for cells in self._tables)
+        segment.refuse_holes(self._total)
 
     def parts(self) -> tuple[Part, ...]:
         """Check and count each table. Adds problems to the findings."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forebay.core.audit import keyed_hash, look_at_unused
+from forebay.core.audit import keyed_hash
 from forebay.core.limiter_arguments import words_for
 from forebay.rate import MAX_PERIOD_NS
 from forebay.segment import layout
@@ -46,8 +46,13 @@ class Extents:
         self.sound: list[KnownExtent] = []
         """The extents whose cells can be checked, by the latest check and in the file's order."""
 
+    def look_around(self) -> list[Finding]:
+        """Check the list, and the bytes behind and between the extents. O(these bytes)."""
+        # With a damaged list, bytes of an extent may seem to belong to none.
+        return self.look() or list(self._unused())
+
     def look(self) -> list[Finding]:
-        """Check the list and the bytes behind and between the extents."""
+        """Check the list."""
         segment = self._segment
         entries = list(segment.records(layout.EXTENT_ENTRY.size, layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY))
         # After the list: its extents are in the file by now, and their limiters have names.
@@ -73,8 +78,7 @@ class Extents:
         for before, after in itertools.pairwise(self.sound):
             if before.end > after.entry.offset:
                 found.append(damage(after.where, f"that it begins within {before.where}", "bytes of its own"))
-        # With a damaged list, bytes of an extent may seem to belong to none.
-        return found or list(self._unused())
+        return found
 
     def _add(self, number: int, entry: ExtentEntry, limiter: ListedLimiter | None) -> Iterator[Finding]:
         where, segment, purpose = f"extent {number}", self._segment, entry.purpose
@@ -128,7 +132,7 @@ class Extents:
     def _unowned(self, first: int, last: int, where: str, is_noted: bool) -> Iterator[Finding]:
         if first == last:
             return
-        blocked, used = look_at_unused(self._segment.memory, first, last)
+        blocked, used = self._segment.look_at_unused(first, last)
         size = f"{last - first} bytes {where}"
         if used >= 0 and self._segment.u64(layout.HEADER_RESIZE_PROGRESS):
             yield note("the file", f"{size} of former tables", "`forebay resize` without users to free them")

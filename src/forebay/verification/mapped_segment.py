@@ -9,15 +9,20 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from forebay.core.audit import LATEST_NS
+from forebay.core.audit import LATEST_NS, look_at_unused
 from forebay.core.table.segment_view import Segment
+from forebay.errors import DamagedSegment
 from forebay.segment import attachment_locks, host_clock, layout
+from forebay.segment.mapping import is_in_memory
 from forebay.segment.reading import open_to_read, read_header, spec_to_look
 from forebay.segment.table_place import TablePlace
 from forebay.store import default_path
 
 __all__ = ["MEANWHILE_NS", "MappedSegment", "path_of"]
 
+BLOCK_BYTES: Final = 512
+"""The unit of ``st_blocks``."""
+READ_BYTES: Final = 2**20
 MEANWHILE_NS: Final = 1_000_000_000  # how long one check may use its reading of the clock
 
 
@@ -38,6 +43,7 @@ class MappedSegment:
         self._fd = open_to_read(spec) if fd is None else os.dup(fd)
         try:
             self.header: Final = read_header(spec, self._fd)
+            self.refuse_holes(self.header.segment_size)
             self.memory = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
         except BaseException:
             os.close(self._fd)
@@ -62,6 +68,33 @@ class MappedSegment:
         if self.status.st_size > len(self.memory):
             before, self.memory = self.memory, mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
             before.close()
+
+    def refuse_holes(self, needed: int) -> None:
+        """Raises ``DamagedSegment`` if fewer bytes of the file take memory: to look at the others would take some.
+
+        Where there is none left, it would end the process. forebay makes no such file.
+        """
+        taken = self.status.st_blocks * BLOCK_BYTES
+        if taken < needed and is_in_memory(self._fd):
+            raise DamagedSegment(
+                self.path,
+                f"a file with holes, of which {taken} bytes take memory",
+                f"at least {needed} bytes",
+                "remove it (forebay rm), and start with an empty store or a snapshot",
+            )
+
+    def look_at_unused(self, first: int, last: int) -> tuple[int, int]:
+        """As the function of that name. It reads the file, as memory that was given back comes back if it is mapped."""
+        blocked = 0
+        # Cells are told from other words by where they lie.
+        before = first % layout.CELL.size
+        for begin in range(first, last, READ_BYTES):
+            raw = bytes(before) + os.pread(self._fd, min(READ_BYTES, last - begin), begin)
+            more, used = look_at_unused(raw, before, len(raw))
+            blocked += more
+            if used >= 0:
+                return blocked, begin + used - before
+        return blocked, -1
 
     @property
     def table(self) -> TablePlace:
