@@ -151,3 +151,20 @@ def test_one_collection_reads_the_stores_once(used: Store, monkeypatch: pytest.M
         observed(reader)
         assert count == collection
     provider.shutdown()
+
+
+def test_counters_go_on_when_their_store_is_made_again(store_name: str) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    observe_stores(provider.get_meter("test"), store_name)
+    shown = []
+    for count in (3, 2, 4):
+        with Store(store_name, keys=100) as store:
+            for _ in range(count):
+                assert TokenBucket(store, "api", "100/hour").allow("key")
+                found = observed(reader)
+                shown.append(found["forebay.allowed"][store_name, "api", "TokenBucket"])
+            assert found["forebay.store.live_keys"][(store_name,)] == 1
+        Store.unlink(store_name)
+    assert shown == [*range(1, 10)]
+    provider.shutdown()

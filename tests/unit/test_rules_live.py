@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import logging
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -318,6 +319,43 @@ def test_a_document_that_no_file_could_take_is_published_later(
     assert policy(site) == '"api";q=6;w=3600'
     assert live.status().error is None
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+def test_a_loader_without_room_leaves_no_files_and_says_why(
+    live_rules: Callable[..., LiveRules], tmp_path: Path
+) -> None:
+    source = TextSource(FILE)
+    with Store("a", keys=100, path=tmp_path / "shop") as store:
+        live = live_rules(source, store=store)
+        before = sorted(tmp_path.iterdir())
+        source.text = FILE.replace("5/", "6/") + "#" * 300_000
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+        try:
+            for _ in range(3):
+                live.step()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert sorted(tmp_path.iterdir()) == before
+        assert "memory.toml can't be put in force: OSError: [Errno 27]" in str(live.status().error)
+        live.step()
+        assert live.status().error is None
+        assert [name.suffix for name in sorted(tmp_path.glob("*.rules-*"))] == [".2", ".loader"]
+
+
+@pytest.mark.filterwarnings("ignore::forebay.errors.SegmentRemovedWarning")
+def test_a_loader_whose_store_was_removed_leaves_no_files_and_says_why(
+    live_rules: Callable[..., LiveRules], tmp_path: Path
+) -> None:
+    source = TextSource(FILE)
+    with Store("a", keys=100, path=tmp_path / "shop") as store:
+        live = live_rules(source, store=store)
+        Store.unlink(path=tmp_path / "shop")
+        source.text = FILE.replace("5/", "6/")
+        for _ in range(3):
+            live.step()
+        assert list(tmp_path.iterdir()) == []
+        assert "the store was removed: restart its processes" in str(live.status().error)
 
 
 def test_a_version_that_could_not_be_read_is_read_again(

@@ -50,25 +50,39 @@ class _Collection:
     """What the stores showed, for all instruments of one collection.
 
     An SDK asks one instrument after another. One that asks again begins the next collection.
+
+    A counter of OpenTelemetry never falls. So a store that was made again or restored, and counts anew, goes on from
+    what it has shown.
     """
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._readings: dict[Metric, dict[tuple[str, ...], Value]] = {}
         self._waiting: set[tuple[Metric, str]] = set()
+        self._totals: dict[tuple[Metric, str, tuple[str, ...]], tuple[float, float]] = {}
+        """What each counter has shown last, and what it had shown before it began anew."""
 
     def callback_of(self, metric: Metric, part: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        return lambda options: [
-            Observation(value, labels) for labels, value in samples_of(metric, part, self._of(metric, part))
-        ]
+        return lambda options: self._observed(metric, part)
 
-    def _of(self, metric: Metric, part: str) -> dict[tuple[str, ...], Value]:
+    def _observed(self, metric: Metric, part: str) -> list[Observation]:
         with _lock:
             if (metric, part) not in self._waiting:
                 self._readings = self._sources.readings()
                 self._waiting = {(each, one) for each in METRICS for one in parts_of(each)}
             self._waiting.discard((metric, part))
-            return self._readings.get(metric, {})
+            samples = samples_of(metric, part, self._readings.get(metric, {}))
+            if metric.kind == "gauge":
+                return [Observation(value, labels) for labels, value in samples]
+            return [Observation(self._total(metric, part, labels, value), labels) for labels, value in samples]
+
+    def _total(self, metric: Metric, part: str, labels: dict[str, str], value: float) -> float:
+        key = metric, part, tuple(labels.values())
+        latest, before = self._totals.get(key, (0, 0))
+        if value < latest:
+            before += latest
+        self._totals[key] = value, before
+        return before + value
 
 
 _lock = threading.Lock()

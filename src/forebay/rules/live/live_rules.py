@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -194,6 +195,8 @@ class LiveRules(VersionedRules):
             if self._version is None or self._version.number != number:
                 # Other processes have their turn: one that can use the version in force goes on from there.
                 self._election.give_up()
+        else:
+            self._loader.unwritten = None
         for gate in alive_in(self._gates):
             if looks_again or gate.watch.has_news():
                 gate.refresh()
@@ -255,6 +258,9 @@ class LiveRules(VersionedRules):
             version, error = self._version, self._error
         assert version is not None
         note, checked_ago = read_note(self._board)
+        unwritten = self._loader.unwritten
+        if unwritten is not None and unwritten.loader == os.getpid():
+            note = unwritten
         return LiveStatus(
             version.number,
             self._board.version,

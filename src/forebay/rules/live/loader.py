@@ -82,6 +82,8 @@ class Loader:
         self._seen: bytes | None = None
         """The document of the last reading, if that was another one."""
         self.error: str | None = None
+        self.unwritten: Note | None = None
+        """The note, if it can't be written."""
 
     @property
     def has_more(self) -> bool:
@@ -205,11 +207,15 @@ class Loader:
     def _leave_note(self) -> None:
         """For ``LiveRules.status`` of every process."""
         note = Note(os.getpid(), None if self.error is None else f"{self._source.label} {self.error}")
-        with contextlib.suppress(OSError):
+        try:
             if read_note(self._board)[0] == note:
                 os.utime(self._board.note_path)
             else:
                 self._board.write_note(msgspec.json.encode(note))
+        except OSError:
+            self.unwritten = note
+        else:
+            self.unwritten = None
 
 
 def read_note(board: Board) -> tuple[Note | None, float | None]:

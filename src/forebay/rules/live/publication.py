@@ -10,11 +10,11 @@ are not those of its successor.
 Transitions
 -----------
 * *prepare*: ``publish`` makes the file of the next number for which there is none, exclusively, and writes all of it.
+  It does so only if the path leads to its segment: one that was restored there has the same names for its files.
 * *switch*: one CAS of the word, from the version that the new one was made for to the new number.
 * *take over*: a process that reads another number than the one it follows reads that file, and then the word again. If
   the word still has the number, it makes gates of the file. Otherwise it begins again.
-* *clean*: the process that has switched removes the files of smaller numbers, if the path still leads to its segment. A
-  segment that was restored there has the same names for its files.
+* *clean*: the process that has switched removes the files of smaller numbers.
 
 Invariant
 ---------
@@ -42,9 +42,9 @@ is stopped as the loader delays new versions, and no request.
 Not handled
 -----------
 A file that was changed or removed by others: a process that has not read it yet keeps its rules, and says so. A process
-that reads a removed segment's version keeps its rules, too. A process that is stopped in *clean* while its segment is
-removed, and restored from a snapshot, may remove the file of the new one's version when it goes on. Numbers end after
-2**64 versions.
+that reads a removed segment's version keeps its rules, too. A process that is stopped between *prepare* and *clean*
+while its segment is removed, and restored from a snapshot, may remove the file of the new one's version when it goes
+on. Numbers end after 2**64 versions.
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ class Board:
     def publish(self, publication: Publication, seen: int) -> int | None:
         """Put a version in force instead of `seen`, and return its number. None if `seen` isn't in force any more.
 
-        Raises ``OSError``.
+        Raises ``OSError``, also if the segment was removed.
         """
+        self._check_in_place()
         body = msgspec.msgpack.encode(publication)
         version = self._prepare(seen, self._digest(body) + body)
         if not self.segment.replace_rules_version(seen, version):
@@ -153,7 +154,8 @@ class Board:
         return version
 
     def write_note(self, note: bytes) -> None:
-        """Replace the note of the loader. Raises ``OSError``."""
+        """Replace the note of the loader. Raises ``OSError``, also if the segment was removed."""
+        self._check_in_place()
         path = f"{self.note_path}.new"
         self._write(path, note, "wb")
         try:
@@ -165,6 +167,10 @@ class Board:
                 file.write(note)
                 file.truncate()
 
+    def _check_in_place(self) -> None:
+        if self.path is not None and not self._attachment.is_in_place():
+            raise FileNotFoundError(errno.ENOENT, "the store was removed: restart its processes", self.path)
+
     def _prepare(self, seen: int, data: bytes) -> int:
         for version in range(seen + 1, seen + 1 + MOST_LEFT_OVER):
             with contextlib.suppress(FileExistsError):
@@ -173,21 +179,24 @@ class Board:
         raise FileExistsError(errno.EEXIST, "too many files were left over", self._prefix)
 
     def _write(self, path: str, data: bytes, mode: Literal["wb", "xb"]) -> None:
-        """Write a file for all who may use the segment."""
+        """Write a file for all who may use the segment. It is whole, or there is none."""
         with open(path, mode, opener=_for_this_user) as file:
-            if self.path is not None:
-                status = os.stat(self.path)
-                with contextlib.suppress(PermissionError):
-                    os.fchown(file.fileno(), -1, status.st_gid)
-                    os.fchmod(file.fileno(), status.st_mode & 0o660)
-            file.write(data)
+            try:
+                if self.path is not None:
+                    status = os.stat(self.path)
+                    with contextlib.suppress(PermissionError):
+                        os.fchown(file.fileno(), -1, status.st_gid)
+                        os.fchmod(file.fileno(), status.st_mode & 0o660)
+                file.write(data)
+                file.flush()
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
 
     def _clean(self, version: int) -> None:
-        """Remove the files of older versions, unless they may be those of another segment at this one's path."""
-        files = glob.glob(f"{glob.escape(self._prefix)}*")
-        if self.path is not None and not self._attachment.is_in_place():
-            return
-        for path in files:
+        """Remove the files of older versions."""
+        for path in glob.iglob(f"{glob.escape(self._prefix)}*"):
             number = path.removeprefix(self._prefix)
             if re.fullmatch("[0-9]+", number) and int(number) < version:
                 with contextlib.suppress(OSError):
