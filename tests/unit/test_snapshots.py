@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from limiter_makers import OF_A_HUNDRED, OF_FIVE
 from process_helpers import Crew
 
-from forebay import BucketedWindow, Concurrency, Credits, SlidingLog, Store, TokenBucket
+from forebay import BucketedWindow, Concurrency, Credits, LimiterStats, SlidingLog, Store, TokenBucket
 from forebay.cli.commands import forebay
 from forebay.errors import (
     ClockMismatch,
@@ -193,7 +193,8 @@ def test_all_is_carried_over_but_permits_that_are_held(path: Path, file: Path, c
         with Store("a", keys=keys or 500, path=path, clock=clock) as store:
             assert store.now_ns() == now_ns
             after = store.stats()
-            assert (after.limiters, after.live_keys) == (before.limiters, before.live_keys)
+            assert ({*after.limiters}, after.live_keys) == ({*before.limiters}, before.live_keys)
+            assert after.total == LimiterStats()
             bucket = TokenBucket(store, "api", "10/hour")
             assert [bucket.peek(key).remaining for key in range(300)] == [9 - key % 10 for key in range(300)]
             assert bucket.hit("paid", 1, request_id="once")
@@ -563,7 +564,7 @@ def test_restored_rules_never_get_the_number_of_a_store_that_has_lost_its_file(
         assert (board.version, board.read(3).document) == (3, b"# 0")
 
 
-def test_a_removed_segment_removes_no_rules_of_a_restored_one(path: Path, file: Path) -> None:
+def test_a_removed_segment_leaves_the_rules_of_a_restored_one(path: Path, file: Path) -> None:
     """It is still in use: both have the same names for their files."""
     from datetime import UTC, datetime
 
@@ -578,14 +579,20 @@ def test_a_removed_segment_removes_no_rules_of_a_restored_one(path: Path, file: 
         snapshot(path, file)
         path.unlink()
         restore(file, path)
-        assert board.publish(other, 1) == 2
+        for act in (lambda: board.publish(other, 1), lambda: board.write_note(b"{}")):
+            with pytest.raises(FileNotFoundError, match="the store was removed"):
+                act()
+        assert [found.suffix for found in path.parent.glob("*.rules-*")] == [".1"]
         with Store("a", keys=100, path=path) as store:
-            board = Board(store)
-            assert (board.version, board.read(1)) == (1, first)
-            # The number of the other one's file is left out.
-            assert board.publish(other, 1) == 3
-            assert board.read(3) == other
-        assert sorted(found.suffix for found in path.parent.glob("*.rules-*")) == [".3"]
+            assert (Board(store).version, Board(store).read(1)) == (1, first)
+
+
+def test_a_name_that_leaves_no_room_for_those_beside_it_is_refused(path: Path) -> None:
+    with pytest.raises(SegmentError, match="a name of 201 bytes, expected one of up to 200"):
+        Store("a", keys=100, path=path.with_name("n" * 201))
+    longest = path.with_name("n" * 200)
+    Store("a", keys=100, path=longest).close()
+    assert resize(longest, 200).keys == 200
 
 
 @pytest.mark.parametrize(

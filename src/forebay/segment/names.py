@@ -11,6 +11,8 @@ from forebay.errors import SegmentError
 
 __all__ = ["RULES_SECRET", "check_name", "is_of_rules", "rules_files", "rules_prefix", "successor_of"]
 
+LONGEST_NAME: Final = 200
+"""Bytes. Those of the file systems have up to 255."""
 RULES_SECRET: Final = b"live rules' files"
 """The purpose of the segment's secret that is the identity of its live rules' files."""
 _RULES: Final = ".rules-"
@@ -45,8 +47,17 @@ def successor_of(path: str) -> str:
 
 
 def check_name(path: str) -> None:
-    """Raises ``SegmentError`` if a new segment of that path would be removed with another one."""
+    """Raises ``SegmentError`` if a new segment of that path would be removed with another one, or if the names of files
+    beside it would be too long.
+    """
     name = os.path.basename(path)
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise SegmentError(
+            path,
+            f"a name of {len(os.fsencode(name))} bytes",
+            f"one of up to {LONGEST_NAME}",
+            "choose a shorter one: files beside a store have longer names",
+        )
     if is_of_rules(name) or _OF_SUCCESSOR.fullmatch(name):
         raise SegmentError(
             path,

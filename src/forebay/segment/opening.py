@@ -118,7 +118,7 @@ def opening_error(spec: SegmentSpec, error: OSError) -> SegmentError:
         return spec.refuse(
             UntrustedSegment,
             f"a file of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}",
-            f"one that uid {os.geteuid()} may read and write",
+            f"one that uid {os.geteuid()} may open",
             "share a store between users with Store(..., mode=0o660, group=...) in every process; a segment that was "
             "made otherwise keeps its mode and group until it is removed (Store.unlink)" + private_directory_hint(spec),
         )

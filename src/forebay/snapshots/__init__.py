@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from forebay.errors import ForeignSegment, SegmentBusy, SegmentError, short_repr
+from forebay.errors import ForeignSegment, SegmentBusy, SegmentError, SegmentMissing, short_repr
 from forebay.segment import attachment_locks, layout, ofd_locks, trust
 from forebay.segment.header import MAGIC, is_foreign
 from forebay.segment.limiter_list import ALGORITHM_NAMES
@@ -25,7 +25,7 @@ from forebay.segment.removal import is_at
 from forebay.segment.spec import SegmentSpec
 from forebay.snapshots import document
 from forebay.snapshots.copying import Copy
-from forebay.snapshots.document import SnapshotFile
+from forebay.snapshots.document import COUNTERS, SnapshotFile
 from forebay.snapshots.making import NewSegment, too_small
 from forebay.snapshots.moving import move_table
 from forebay.store_options import MAX_KEYS
@@ -82,7 +82,9 @@ def snapshot(
         copy = Copy(segment, begin("copying"))
         # One whose owner was denied access meanwhile is restored for its owner.
         head = dataclasses.replace(copy.head, mode=copy.head.mode | 0o600)
-        size = document.write(os.fspath(file), head, copy.frames())
+        # A restored store counts anew: a counter that falls to another number than 0 seems to have counted all of it.
+        frames = (frame for frame in copy.frames() if frame[0] != COUNTERS)
+        size = document.write(os.fspath(file), head, frames)
         return _summary(segment, copy.keys, size)
 
 
@@ -111,7 +113,10 @@ def restore(
         begin = progress or _no_progress
         wanted = source.head.keys if keys is None else _checked(keys)
         with contextlib.ExitStack() as stack:
-            old = stack.enter_context(_unattached(path)) if replace and os.path.lexists(path) else None
+            old = None
+            if replace:
+                with contextlib.suppress(SegmentMissing):
+                    old = stack.enter_context(_unattached(path))
             if old is None and os.path.lexists(path):
                 raise _exists(path)
             new = stack.enter_context(NewSegment(source.path, source.head, path, wanted))
