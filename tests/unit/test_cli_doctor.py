@@ -172,7 +172,7 @@ def test_full_store_is_a_problem(directory: Path) -> None:
         for number in range(95):
             assert bucket.allow(number)
         found = one_with(findings("shop", "--directory", directory, status=1), "95 of 100 keys live")
-        assert "larger keys=" in found["remedy"]
+        assert found["remedy"].startswith(f"forebay resize {store.path} --keys N")
 
 
 def test_evictions_and_full_memory_are_problems(directory: Path) -> None:
@@ -235,6 +235,14 @@ def test_doctor_prints_literally(directory: Path) -> None:
     result = run("doctor", "--directory", directory)
     assert (result.exit_code, r"forebay-\x1b[31m:x:" in result.stdout) == (1, True)
     assert "\x1b" not in result.stdout
+
+
+def test_remedies_quote_the_names_that_others_choose(directory: Path) -> None:
+    made = directory / "forebay-x;touch pwned #"
+    with Store("x", keys=100, path=made):
+        made.chmod(0o602)
+        remedies = [one["remedy"] for one in findings("--directory", directory, status=1)]
+        assert f"chmod o-w '{made}'" in remedies
 
 
 def test_doctor_of_all_stores_sees_those_in_memory(name: str) -> None:

@@ -68,6 +68,8 @@ def test_among_puts_keys_in_place_of_their_hashes(name: str, clock: ManualClock,
         assert first[2] == "203.0.113.9"
         assert len(second[2]) == 14
         keys = tmp_path / "keys"
+        keys.write_bytes(b"\xff\n203.0.113.9\n")
+        assert rows(run(name, "--among", keys))[1][2] == "203.0.113.9"
         keys.write_text("41\n42\n")
         assert rows(run(name, "--among", keys, "--int"))[2][2] == "42"
         result = run(name, "--among", keys, "--address")

@@ -409,6 +409,18 @@ def test_interrupt_of_the_keyboard_restores_the_terminal(used: Store) -> None:
         assert LEAVES_THE_OTHER_SCREEN in view.written
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [{"LC_ALL": "", "LANG": "tlh_QO.UTF-8"}, {"COLUMNS": "99999", "LINES": "99999"}],
+    ids=["a locale that isn't installed", "a size that ncurses refuses"],
+)
+def test_view_is_shown_whatever_the_environment_has(used: Store, environment: dict[str, str]) -> None:
+    with terminal("top", used.name, **environment) as view:
+        view.wait_until(lambda display: "q quit" in display[-1])
+        view.type("q")
+        assert view.wait() == 0
+
+
 def test_view_without_unicode_is_plain(used: Store) -> None:
     with terminal("top", used.name, "--interval", "0.05", LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0") as view:
         view.wait_until(lambda display: "#" in row_of(display, "api"))

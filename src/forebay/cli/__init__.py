@@ -47,8 +47,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
 
     for size in ("COLUMNS", "LINES"):
-        # As shutil.get_terminal_size takes it, but not rich: 0 is no size.
-        if not os.environ.get(size, "").strip("0"):
+        # As shutil.get_terminal_size takes it, but not rich: 0 is no size. With a large one ncurses ends the process.
+        if not 1 <= len(os.environ.get(size, "").lstrip("0")) <= 4:
             os.environ.pop(size, None)
 
     from forebay.cli.commands import forebay

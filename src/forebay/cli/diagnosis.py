@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Final, Literal
 
 from forebay.cli.printing import counted
@@ -130,16 +131,18 @@ def of_store(seen: Seen) -> Iterator[Finding]:
         return
     if seen.mode & 0o002:
         yield problem(
-            where, f"mode {seen.mode:04o}: every user may change it, so stores refuse it", f"chmod o-w {where}"
+            where, f"mode {seen.mode:04o}: every user may change it, so stores refuse it", f"chmod o-w {quote(where)}"
         )
     if seen.is_stale:
-        remedy = "none if its service starts again; else remove it: forebay rm " + seen.name
+        remedy = "none if its service starts again; else remove it: forebay rm " + quote(seen.name)
         if os.path.dirname(where) == os.path.normpath(DIRECTORY):
             yield problem(where, "a segment of another boot, which no process has attached", remedy)
         else:
             yield note(where, "a segment of an earlier boot, which no process has attached since", remedy)
     elif not seen.attached:
-        yield note(where, "no process has it attached", f"if no service uses it any more: forebay rm {seen.name}")
+        yield note(
+            where, "no process has it attached", f"if no service uses it any more: forebay rm {quote(seen.name)}"
+        )
     else:
         yield note(where, f"used by {counted(seen.attached, 'process', 'processes')}" + _described(seen.pids))
     yield from _of_root(seen)
@@ -148,7 +151,7 @@ def of_store(seen: Seen) -> Iterator[Finding]:
         yield problem(
             where,
             f"{seen.live_keys:,} of {seen.keys:,} keys live",
-            "stop its users, remove it, and start them with a larger keys=: 21 bytes per key",
+            f"forebay resize {quote(seen.name)} --keys N, also while processes use it: 21 bytes per key",
         )
     yield from _of_counts(seen)
     yield from _of_logout(seen)
@@ -162,8 +165,8 @@ def _of_root(seen: Seen) -> Iterator[Finding]:
         yield (problem if is_of_a_service else note)(
             seen.path,
             "owned by root, mode 0600, and no process of root has it attached: a service of another user is refused",
-            f"if a command made it as root: forebay rm {seen.name}, then start the service; to look, forebay stat "
-            "makes nothing",
+            f"if a command made it as root: forebay rm {quote(seen.name)}, then start the service; to look, forebay "
+            "stat makes nothing",
         )
 
 
@@ -173,7 +176,9 @@ def _of_successor(seen: Seen) -> Iterator[Finding]:
     with suppress(OSError):
         size = os.lstat(left).st_size
         yield problem(
-            left, f"{size / MIB:,.1f} MiB that a killed resize or restore has left", f"if none runs now: rm {left}"
+            left,
+            f"{size / MIB:,.1f} MiB that a killed resize or restore has left",
+            f"if none runs now: rm {quote(left)}",
         )
 
 

@@ -27,7 +27,12 @@ __all__ = ["command"]
 
 @click.command("hot", short_help="Show the keys that are denied and allowed most.")
 @store_argument()
-@click.option("--among", type=click.File(), metavar="FILE", help="Keys to look for, one on each line; - for stdin.")
+@click.option(
+    "--among",
+    type=click.File(errors="replace"),
+    metavar="FILE",
+    help="Keys to look for, one on each line; - for stdin.",
+)
 @click.option("--address", "kind", flag_value="address", help="Each line of FILE is a client's address.")
 @click.option("--bytes", "kind", flag_value="bytes", help="Each line of FILE is bytes, in hexadecimal.")
 @click.option("--int", "kind", flag_value="int", help="Each line of FILE is a whole number; else it is text.")

@@ -44,7 +44,8 @@ def show(watch: Watch, name: str, interval: float, order: str, part: str) -> Non
 
     The terminal is as before afterwards, also after an interrupt or SIGTERM.
     """
-    locale.setlocale(locale.LC_ALL, "")
+    with suppress(locale.Error):  # one that isn't installed
+        locale.setlocale(locale.LC_CTYPE, "")
     # Escape is a key of its own here: it ends a filter.
     os.environ.setdefault("ESCDELAY", "25")
     if not _moves_its_cursor():
