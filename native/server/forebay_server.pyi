@@ -23,19 +23,18 @@ class Plan:
         """
 
 class Gate:
-    """The rules of a file that Python decides, as ``forebay.serving.gated`` has them.
+    """The rules of a file whose limits Python charges, as ``forebay.serving.gated`` has them.
 
-    `document` is as that of a plan, and `limiters` are those of its first limits. `ask` and `charge` are called in so
-    many threads. A question that isn't answered within `within_s` is denied by 503. Raises as ``Plan``. *Threads*:
-    safe. *Fork*: the child makes its own.
+    `document` is as that of a plan, and `limiters` are those of its first limits. The methods of `charging` are called
+    in so many threads. A question that isn't answered within `within_s` is denied by 503. Raises as ``Plan``.
+    *Threads*: safe. *Fork*: the child makes its own.
     """
 
     def __new__(
         cls,
         document: str,
         limiters: Sequence[object],
-        ask: Callable[..., object],
-        charge: Callable[..., object],
+        charging: object,
         *,
         threads: int,
         within_s: float,
@@ -43,7 +42,7 @@ class Gate:
     def decide(
         self, method: str, uri: bytes, headers: Sequence[tuple[str, bytes]], peer: str | None
     ) -> tuple[int, list[tuple[str, str]], bytes]:
-        """As ``Plan.decide``, in this thread. Raises what `ask` raises, too."""
+        """As ``Plan.decide``. Rules in the shadow are charged later."""
 
 class Server:
     """A server that listens from now on, and answers while `run` runs.

@@ -1,4 +1,4 @@
-"""Rules over Redis: Python's gate decides, and the server answers whatever Redis does."""
+"""Rules over Redis: Python charges the limits, and the server answers whatever Redis does."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from grpc_client import OK, OVER_LIMIT, Client, Entries, descriptor, fields_of
 from redis_server import RedisServer, free_port, redis_server, until
 from scripts_clock import ServerClock, moved_by_tests
 from test_server_process import is_accepted
+from test_server_retries import ALONE, IDS, KEY, MANY, compare_retries, statuses
 from test_server_rules import HELD, KEYS, KINDS, LIMIT, RULE, RULES, compare, drawn, have_same_key
 
 from forebay import InvalidRuleFile, Store, TokenBucket, connect
@@ -127,6 +128,55 @@ def test_python_and_the_server_share_a_limit(
     assert server.stop() == 0
 
 
+def test_the_server_charges_retries_as_the_gate_does(redis: RedisServer, tmp_path: Path) -> None:
+    with redis.client() as client, moved_by_tests():
+        clock = ServerClock(client)
+        stores = (RedisStore(redis.url, namespace=name, timeout=60) for name in ("served", "own"))
+        with next(stores) as served, next(stores) as own:
+            # Bans are kept in the memory of a host, and rules in the shadow are charged later.
+            rules = re.sub(r"\[bans\.eager\]\n(?:.+\n){2}|\[limits\.tried\]\n(?:.+\n){3}|ban = .*\n", "", MANY)
+            rules, _, _ = rules.partition('[[rules]]\nname = "tried"')
+            pair = Both(tmp_path / "limits.toml", rules, served, own)
+            assert len(compare_retries(pair, 800, lambda pause_ns: clock.set_us(clock.now_us + pause_ns // 1000))) > 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_python_and_the_server_share_request_ids(
+    redis: RedisServer, serve: Serve, store_name: str, tmp_path: Path, mode: str
+) -> None:
+    # The other limit counts each attempt.
+    other = (
+        '[limits.often]\nalgorithm = "token-bucket"\nrate = "5/day"\n[[rules]]\nname = "often"\nlimits = ["often"]\n'
+    )
+    rules = (
+        ALONE.replace("fixed-window", "token-bucket").replace('align = "first"\n', "").replace("2/hour", "2/day")
+        + other
+    )
+    url = url_of(redis, mode, store_name)
+    server = serve(rules, store=url)
+    (tmp_path / "python").mkdir()
+    with connect(url) as store:
+        python = Both(tmp_path / "python" / "limits.toml", rules, store, store)
+        fields = [("x-forwarded-for", "192.0.2.7"), (KEY, "one")]
+        retry = ("POST", b"/api/x", fields, "127.0.0.1")
+        # One charge and two retries, whoever asks; and then another charge.
+        assert [*statuses(server, 1), python.ask_python(*retry)[0], *statuses(server, 1)] == [200] * 3
+        assert python.ask_server("POST", b"/api/x", fields[:1], "127.0.0.1")[0] == 200
+        assert statuses(server, 1) == [429]
+        # The request that is denied is charged to no limit.
+        assert statuses(server, 1, X_Forwarded_Uri="/other", Idempotency_Key="") == [200]
+        assert statuses(server, 1, X_Forwarded_Uri="/other", Idempotency_Key="") == [429]
+
+
+def test_servers_share_request_ids_in_redis(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    rules = ALONE.replace("2/hour", "1/hour")
+    first, second = (serve(rules, store=url_of(redis, "strict", store_name)) for _ in range(2))
+    assert [*statuses(first, 1), *statuses(second, 1), *statuses(first, 2)] == [200, 200, 200, 429]
+    # A peek doesn't know which requests are retries.
+    question: dict[str, Any] = {"uri": "/api/x", "client": "192.0.2.7", "method": "POST", "headers": {KEY: "one"}}
+    assert not first.ask("peek", **question)["allowed"]
+
+
 def test_two_hosts_share_a_strict_limit(redis: RedisServer, serve: Serve, store_name: str) -> None:
     url = url_of(redis, "strict", store_name)
     first, second = serve(THREE, store=url), serve(THREE, store=url)
@@ -153,12 +203,16 @@ def test_each_way_to_ask(redis: RedisServer, serve: Serve, store_name: str) -> N
     status, fields, _ = server.get("/auth/nginx", nginx)
     assert (status, dict(fields)["x-forebay-status"]) == (403, "429")
     reply = server.ask("decide", uri="/api/x", client="192.0.2.7")
-    assert (reply["http"], reply["allowed"], reply["status"], "limits" in reply) == (200, False, 429, False)
+    assert (reply["http"], reply["allowed"], reply["status"]) == (200, False, 429)
+    [limit] = reply["limits"]
+    assert (limit["name"], limit["allowed"], limit["limit"], limit["remaining"]) == ("api", False, 3, 0)
+    assert wait_s - 60 < limit["retry_after"] <= wait_s
     assert wait_s - 60 < reply["retry_after"] <= wait_s
     assert json.loads(reply["body"])["status"] == 429
     reply = server.ask("decide", uri="/api/x", client="192.0.2.8")
     assert (reply["allowed"], reply["status"], reply["retry_after"], reply["body"]) == (True, 200, None, "")
     assert {field["name"]: field["value"] for field in reply["headers"]}["RateLimit"].startswith('"api";r=2')
+    assert [(limit["name"], limit["allowed"], limit["remaining"]) for limit in reply["limits"]] == [("api", True, 2)]
     # Those that are wrong are refused as with limits of the host.
     assert server.get("/auth/traefik", {"X-Forwarded-For": "192.0.2.7"})[0] == 500
     assert server.ask("decide", uri="/api/x")["http"] == 422
@@ -177,14 +231,107 @@ def test_a_service_names_a_proxy_as_the_client(redis: RedisServer, serve: Serve,
 def test_other_questions_are_refused_with_the_reason(redis: RedisServer, serve: Serve, store_name: str) -> None:
     server = serve(THREE, store=url_of(redis, "strict", store_name))
     question = {"uri": "/api/x", "client": "192.0.2.7"}
-    for call in ("peek", "batch", "reserve", "refund", "acquire", "renew", "release"):
+    for call in ("reserve", "refund", "acquire", "renew", "release"):
         reply = server.ask(call, **question)
-        assert (reply["http"], "answers /v1/decide only" in reply["error"]) == (501, True)
+        assert (reply["http"], "answers /v1/decide, /v1/peek and /v1/batch only" in reply["error"]) == (501, True)
     for more in ({"request_id": "a"}, {"refundable": True}):
-        reply = server.ask("decide", **question, **more)
-        assert (reply["http"], "leave request_id and refundable out" in reply["error"]) == (501, True)
+        for reply in (
+            server.ask("decide", **question, **more),
+            server.ask("batch", requests=[question, {**question, **more}]),
+        ):
+            assert (reply["http"], "leave request_id and refundable out" in reply["error"]) == (501, True)
     # None of them was charged.
     assert [asked(server) for _ in range(4)] == [200] * 3 + [429]
+
+
+def steady(reply: Any) -> Any:
+    """A reply without the seconds in it."""
+    if isinstance(reply, list):
+        return [steady(one) for one in reply]
+    if isinstance(reply, dict):
+        return {word: steady(value) for word, value in reply.items() if word not in ("retry_after", "reset_after")}
+    return re.sub(r"in \d+ second|(?<=;t=)\d+", "", reply) if isinstance(reply, str) else reply
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_services_are_answered_as_in_memory(redis: RedisServer, serve: Serve, store_name: str, mode: str) -> None:
+    pair = [serve(DESCRIBED, store=store) for store in (url_of(redis, mode, store_name), "")]
+
+    def compare_replies(call: str, **question: Any) -> Any:
+        over_redis, in_memory = (steady(server.ask(call, **question)) for server in pair)
+        if mode == "leased":
+            # A host knows what remains of its loan.
+            for reply in (*over_redis.get("replies", [over_redis]), *in_memory.get("replies", [in_memory])):
+                reply["headers"] = [one for one in reply["headers"] if one["name"] not in ("RateLimit", "Retry-After")]
+                for limit in reply["limits"]:
+                    limit["remaining"] = None
+        for reply in (over_redis, in_memory):
+            for one in reply.get("replies", [reply]):
+                one["headers"] = [field for field in one["headers"] if field["name"] != "Retry-After"]
+        assert over_redis == in_memory
+        return over_redis
+
+    posted = {"uri": "/api/x", "method": "POST", "client": "192.0.2.7"}
+    got = {"uri": "/api/x", "client": "192.0.2.7", "headers": {"user": "a"}}
+    exported = {"uri": "/", "client": "192.0.2.8", "headers": {"generic_key": "export", "user": "b"}}
+    listed = {"uri": "/", "client": "50.0.0.5"}
+    for _ in range(2):
+        assert compare_replies("peek", **got)["allowed"]
+    assert compare_replies("decide", **posted)["allowed"]
+    replies = compare_replies("batch", requests=[got, posted, listed, exported, exported, exported])["replies"]
+    assert [reply["status"] for reply in replies] == [200, 200, 403, 200, 200, 429]
+    # The one that is denied is charged to none of its limits.
+    assert compare_replies("peek", **{**exported, "headers": {"user": "b"}})["allowed"]
+    denied = compare_replies("peek", **posted)
+    assert (denied["status"], denied["body"]) == (420, "calm")
+    assert compare_replies("decide", **posted)["status"] == 420
+    assert compare_replies("peek", **listed)["status"] == 403
+
+
+def test_a_batch_with_one_bad_question_charges_nothing(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    server = serve(THREE, store=url_of(redis, "strict", store_name))
+    question = {"uri": "/api/x", "client": "192.0.2.7"}
+    reply = server.ask("batch", requests=[question, {"uri": "/api/x"}])
+    assert reply["http"] == 422
+    assert reply["error"].startswith("requests[1]: the rules need the client's address")
+    assert server.ask("batch", requests=[question] * 257)["error"] == "a batch has at most 256 requests"
+    assert server.ask("batch", requests=[])["replies"] == []
+    assert [asked(server) for _ in range(4)] == [200] * 3 + [429]
+
+
+def test_callers_of_other_hosts_may_only_peek(redis: RedisServer, serve: Serve, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    server = serve(THREE, "--token-file", str(token), store=redis.url)
+    question = {"uri": "/api/x", "client": "192.0.2.7"}
+    assert [server.ask(call, **question)["http"] for call in ("peek", "decide", "batch")] == [200, 401, 401]
+
+
+SEVENTEEN = "".join(
+    f'[limits.l{n}]\nalgorithm = "token-bucket"\nrate = "9/day"\n[[rules]]\nname = "r{n}"\nlimits = ["l{n}"]\n'
+    for n in range(17)
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_with_more_charges_than_are_made_at_once_is_refused(
+    redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    few = SEVENTEEN.replace('name = "r16"\n', 'name = "r16"\npath = "/all"\n')
+    # Those of rules in the shadow are made one by one.
+    shadow = '[[rules]]\nname = "seen"\nlimits = ["l0"]\nshadow = true\nkey = "everyone"\n'
+    server = serve(few + shadow, store=url_of(redis, mode, store_name))
+    status, _, body = server.get("/auth/envoy/all", {"X-Forwarded-For": "192.0.2.7"})
+    assert status == 500
+    assert "has 17 charges, and over Redis at most 16 are made at once" in json.loads(body)["detail"]
+    reply = server.ask("decide", uri="/all", client="192.0.2.7")
+    assert (reply["http"], reply["allowed"], reply["status"]) == (200, False, 500)
+    with Client(server) as client:
+        assert client.check("/all").denied_response.status.code == 500
+    reply = server.ask("decide", uri="/", client="192.0.2.7")
+    assert [(limit["name"], limit["allowed"]) for limit in reply["limits"]] == [(f"l{n}", True) for n in range(16)]
+    if mode != "leased":
+        assert {limit["remaining"] for limit in reply["limits"]} == {8}
 
 
 def test_permits_are_held_in_the_memory_of_a_host_only(tmp_path: Path) -> None:
@@ -261,6 +408,7 @@ rate = "3/day"
 name = "user"
 limits = ["user"]
 key = "header:user | everyone"
+IDS
 [[rules]]
 name = "users seen"
 limits = ["user"]
@@ -273,7 +421,8 @@ limits = ["user"]
 headers = { visitor = "*" }
 key = "header:visitor | everyone"
 shadow = true
-"""
+IDS
+""".replace("IDS\n", IDS)
 PATH = [("path", "/api/x?a=1"), ("method", "POST"), ("remote_address", "192.0.2.7")]
 FREE = [("unnamed", "a")]
 
@@ -366,14 +515,14 @@ def test_at_most_16_limits_are_charged_all_or_none(
     redis: RedisServer, serve: Serve, store_name: str, mode: str
 ) -> None:
     with Client(serve(DESCRIBED, store=url_of(redis, mode, store_name))) as client:
-        # Each has a limit, and one in the shadow.
-        users = [user(f"u{number}") for number in range(9)]
+        # Each has a limit, and one in the shadow, which is charged later.
+        users = [user(f"u{number}") for number in range(17)]
         with pytest.raises(grpc.RpcError) as caught:
             client.should_rate_limit(*users)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "has 18 charges, and over Redis at most 16 are made" in caught.value.details()
+        assert "has 17 charges, and over Redis at most 16 are made" in caught.value.details()
         assert client.codes(3, users[4]) == ["OK"] * 3
-        response = client.should_rate_limit(*users[:8])
+        response = client.should_rate_limit(*users[:16])
         assert response.overall_code == OVER_LIMIT
         assert [number for number, one in enumerate(response.statuses) if one.code == OVER_LIMIT] == [4]
         del users[4]
@@ -407,7 +556,7 @@ def test_descriptors_are_banned_in_the_memory_of_the_host(
         assert client.codes(5, user("a")) == ["OK"] * 3 + ["OVER_LIMIT"] * 2
         response = client.should_rate_limit(user("a"), user("b"))
         assert [(one.code, one.HasField("current_limit")) for one in response.statuses] == [(OVER_LIMIT, False)] * 2
-        # Python's gate finds the ban, too.
+        # A proxy's question finds the ban, too.
         assert asked(server, **{"X-Forwarded-Uri": "/x", "user": "a"}) == 429
         assert client.codes(1, user("b")) == ["OK"]
 
@@ -539,8 +688,9 @@ def test_questions_beyond_the_most_are_answered_at_once(own_redis: RedisServer, 
 class GateServer(DecisionServer):
     """A server with a gate of its own.
 
-    At /hang it says so, and goes on after a line at the standard input. At /fail it raises an error, at /200 it denies
-    by a permission, and at /waiting it says that it was asked. It charges the users of descriptors so named likewise.
+    It charges the user /hang by saying so, and goes on after a line at the standard input. For /fail it raises an
+    error, for /few it lacks a decision, for /denied it allows what a limit denies, and for /waiting it says that it
+    was asked.
     """
 
     CODE = """
@@ -556,22 +706,18 @@ def act(name):
     if name == "/fail":
         raise LookupError("nothing")
 
-def ask(methods, paths, sent, decoded, fields, peer):
-    act(decoded[0])
-    if decoded[0] == "/200":
-        return [("X-Why", "law")], (200, "", None)
-    return [("X-Asked", f"{methods} {peer} {fields['x-a']}")], None
-
-def charge(uses):
-    for _, key, _ in uses:
-        act(key[-1])
-    if uses[0][1][-1] == "/say":
-        print(uses, flush=True)
-    decisions = [(True, 9, 8, 0, 10**9, False)] * len(uses)
-    return decisions[1:] if uses[-1][1][-1] == "/few" else decisions
+class Charging:
+    def hit(self, uses, once):
+        for _, key, _ in uses:
+            act(key[-1])
+        if uses[0][1][-1] == "/say":
+            print(uses, once, flush=True)
+        names = [key[-1] for _, key, _ in uses]
+        decisions = [(name != "/denied", 9, 8, 0, 10**9, False) for name in names]
+        return "/no" not in names, decisions[1:] if names[-1] == "/few" else decisions
 
 server = forebay_server.Server(
-    forebay_server.Gate(sys.argv[2], [], ask, charge, threads=1, within_s=float(sys.argv[1])), ["127.0.0.1:0"],
+    forebay_server.Gate(sys.argv[2], [], Charging(), threads=1, within_s=float(sys.argv[1])), ["127.0.0.1:0"],
     threads=1, connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True, live=None, tls=None,
 )
 print("listening on", server.addresses[0], flush=True)
@@ -599,22 +745,54 @@ os._exit(0)
 
 
 def test_a_question_that_is_late_or_fails_is_no_permission(tmp_path: Path) -> None:
+    failing = (("/fail", "failed"), ("/few", "failed"), ("/denied", "failed"), ("/hang", "late"), ("/waiting", "late"))
     with GateServer(tmp_path, within_s=0.5) as server:
-        for path, reason in (("/fail", "failed"), ("/200", "failed"), ("/hang", "late"), ("/waiting", "late")):
+        for name, reason in failing:
             before = unanswered(server)[reason]
-            status, fields, body = server.get(f"/auth/envoy{path}", {"X-A": "b"})
+            status, fields, body = server.get("/auth/envoy/", {"user": name})
             assert (status, dict(fields)["retry-after"], b"can't be checked" in body) == (503, "1", True)
             assert unanswered(server)[reason] == before + 1
         server.go_on()
-        until(lambda: server.get("/auth/envoy/", {"X-A": "b"})[0] == 200, "the gate goes on")
-        fields = dict(server.get("/auth/envoy/", {"X-A": "b"}, "POST")[1])
-        assert fields["x-asked"] == "('POST',) 127.0.0.1 b"
+        until(lambda: server.get("/auth/envoy/", {"user": "b"})[0] == 200, "the gate goes on")
+        # Python says that the request is denied, whatever its decisions are.
+        assert server.get("/auth/envoy/", {"user": "/no"})[0] == 429
         server.process.terminate()
         said, errors = server.process.communicate(timeout=60)
         # A question that is late before its turn is charged to no limit.
         assert said == "hanging\n"
         assert "forebay: a request can't be decided: LookupError: nothing" in errors
         assert server.process.returncode == 0
+
+
+def test_a_batch_has_one_time_for_all(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=0.5) as server:
+        requests = [{"uri": "/", "headers": {"user": name}} for name in ("a", "/hang", "/waiting", "b", "/waiting")]
+        reply = server.ask("batch", requests=requests)
+        assert [one["status"] for one in reply["replies"]] == [200, 503, 503, 503, 503]
+        assert all("can't be checked" in one["body"] and one["limits"] == [] for one in reply["replies"][1:])
+        assert unanswered(server) == {"full": 0, "late": 4, "failed": 0}
+        server.go_on()
+        until(lambda: server.ask("decide", **requests[0])["allowed"], "the gate goes on")
+        assert [one["status"] for one in server.ask("batch", requests=[requests[0]] * 256)["replies"]] == [200] * 256
+        server.process.terminate()
+        said, _ = server.process.communicate(timeout=60)
+        # Those that are left are charged to no limit.
+        assert said == "hanging\n"
+
+
+def test_a_request_id_is_one_of_a_path_and_methods(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=600) as server, Client(server) as client:
+        sent = {KEY: "one", "X-HTTP-Method": "put"}
+        assert server.get("/auth/envoy/a%20b?c", {"user": "/say", **sent}, "POST")[0] == 200
+        said = "[(0, ('header', 'user', '/say'), 1)]"
+        assert server.said() == f"{said} (0, ['/a b', 'one', 'POST', 'PUT'])"
+        assert server.get("/auth/envoy/a", {"user": "b", "visitor": "/say", **sent})[0] == 200
+        assert server.said() == f"{said} (0, ['/a', 'one', 'GET', 'PUT'])".replace("user", "visitor")
+        for fields in ({"user": "/say"}, {"user": "/say", KEY: ""}):
+            assert server.get("/auth/envoy/a", fields)[0] == 200
+            assert server.said() == f"{said} (0, None)"
+        assert client.codes(1, user("/say")) == ["OK"]
+        assert server.said() == f"{said} (0, None)"
 
 
 def test_descriptors_that_are_late_or_fail_are_no_permission(tmp_path: Path) -> None:
@@ -624,7 +802,7 @@ def test_descriptors_that_are_late_or_fail_are_no_permission(tmp_path: Path) -> 
             assert failed(client, user("a"), user(name)) == grpc.StatusCode.UNAVAILABLE
             assert unanswered(server)[reason] == before + 1
         server.go_on()
-        until(lambda: server.get("/auth/envoy/", {"X-A": "b"})[0] == 200, "the gate goes on")
+        until(lambda: server.get("/auth/envoy/", {"user": "b"})[0] == 200, "the gate goes on")
         # One question for all descriptors.
         descriptors = [user("/say"), hits(2, user("b")), user("c"), user("/say"), hits(0, FREE)]
         response = client.should_rate_limit(*descriptors, hits=4)
@@ -633,7 +811,7 @@ def test_descriptors_that_are_late_or_fail_are_no_permission(tmp_path: Path) -> 
         said, errors = server.process.communicate(timeout=60)
         costs = {"/say": 4, "b": 2, "c": 4}
         enforced = [(0, ("header", "user", name), costs[name]) for name in ("/say", "b", "c", "/say")]
-        assert said == f"hanging\n{enforced}\n"
+        assert said == f"hanging\n{enforced} (0, None)\n"
         assert "forebay: a request can't be decided: LookupError: nothing" in errors
 
 
@@ -651,7 +829,7 @@ def test_nobody_waits_for_a_rule_in_the_shadow(tmp_path: Path) -> None:
         server.go_on()
         assert enforced.result().overall_code == OK
         # The question came before the charges for which nobody waits.
-        assert server.said() == "[(0, ('header', 'user', '/say'), 1)]"
+        assert server.said() == "[(0, ('header', 'user', '/say'), 1)] (0, None)"
         assert [server.said() for _ in range(1024)] == ["asked"] * 1024
         assert set(unanswered(server).values()) == {0}
         server.process.terminate()
@@ -667,7 +845,8 @@ def test_the_bytes_of_questions_that_wait_have_a_bound(tmp_path: Path, way: str)
         if way == "fields":
             check = CheckRequest()
             check.attributes.request.http.method = "GET"
-            check.attributes.request.http.path = "/hang"
+            check.attributes.request.http.path = "/"
+            check.attributes.request.http.headers["user"] = "/hang"
             check.attributes.request.http.headers["x-a"] = "a" * 450_000
             asking = [client.authorization.Check.future(check, timeout=120) for _ in range(100) for client in clients]
         else:
@@ -694,7 +873,7 @@ def test_sigterm_lets_a_question_end(tmp_path: Path, way: str) -> None:
 
         def ask() -> None:
             if way == "HTTP":
-                statuses.append(server.get("/auth/envoy/hang", {"X-A": "b"})[0])
+                statuses.append(server.get("/auth/envoy/", {"user": "/hang"})[0])
             else:
                 statuses.append({"OK": 200}[client.codes(1, user("/hang"))[0]])
 

@@ -87,22 +87,27 @@ def statuses(server: DecisionServer, count: int, **changed: str) -> list[int]:
 
 def test_the_server_charges_retries_as_the_gate_does(both: Callable[[str], Both], clock: ManualClock) -> None:
     pair = both(MANY)
+    assert len(compare_retries(pair, 1500, lambda pause_ns: clock.set_ns(clock.now_ns() + pause_ns))) > 4
+    # No response has the decisions of the rule in the shadow.
+    ours, theirs = (FixedWindow(store, "tried", "5/day", align="first") for store in (pair.served, pair.own))
+    tried = [ours.peek(f"192.0.2.{number}").remaining for number in range(8)]
+    assert tried == [theirs.peek(f"192.0.2.{number}").remaining for number in range(8)]
+    assert len(set(tried)) > 1
+
+
+def compare_retries(pair: Both, count: int, move: Callable[[int], None]) -> set[Any]:
+    """Ask both about so many requests, after `move` has let the time of each go by. Returns the kinds of answers."""
     draw = random.Random(1)
     seen = set()
-    for number in range(1500):
-        clock.set_ns(clock.now_ns() + draw.choice([0, 0, 0, 200_000_000, 500_000_000]))
+    for number in range(count):
+        move(draw.choice([0, 0, 0, 200_000_000, 500_000_000]))
         fields = [("x-forwarded-for", f"192.0.2.{draw.randrange(3) + number // 300}")]
         fields += draw.choice([[], [(KEY, f"{draw.randrange(12)}")], [(KEY, f"{draw.randrange(12)}")], [(KEY, "")]])
         request = (draw.choice(["POST", "PUT"]), draw.choice([b"/pay/once", b"/pay/twice", b"/"]), fields, "127.0.0.1")
         ours, theirs = pair.ask_server(*request), pair.ask_python(*request)
         assert ours == theirs, (number, request)
         seen.add((ours[0], ours[2].partition(b"violated")[2]))
-    assert len(seen) > 4
-    # No response has the decisions of the rule in the shadow.
-    ours, theirs = (FixedWindow(store, "tried", "5/day", align="first") for store in (pair.served, pair.own))
-    tried = [ours.peek(f"192.0.2.{number}").remaining for number in range(8)]
-    assert tried == [theirs.peek(f"192.0.2.{number}").remaining for number in range(8)]
-    assert len(set(tried)) > 1
+    return seen
 
 
 def test_retries_are_charged_once_up_to_their_number(serve: Serve) -> None:

@@ -207,6 +207,12 @@ pub fn held(rule: &str) -> Answer {
     problem(500, "about:blank", "Internal Server Error", &detail, None, Fields::new(), None)
 }
 
+/// The server can't decide the request, and an operator has to know why.
+pub fn undecided(reason: &str) -> Answer {
+    let detail = format!("The limits of this service can't be checked: {reason}.");
+    problem(500, "about:blank", "Internal Server Error", &detail, None, Fields::new(), None)
+}
+
 /// By a limit that waits so long.
 pub fn over_limit(denied: &Denied, limit: &Limit, violated: &[&str], fields: Fields, wait_ns: u64) -> Answer {
     let wait_s = wait_ns.div_ceil(NS).max(1);

@@ -7,15 +7,16 @@ use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use crate::answers::{Answer, Fields};
+use crate::answers::Answer;
 use crate::charges::Charged;
 use crate::client::{ClientAddress, as_address};
 use crate::decide::{LimitDecision, Mode, Outcome, Worker};
-use crate::gate;
+use crate::gated::Gated;
 use crate::ids::{self, Ids, Reply};
 use crate::leases::{Leases, Open};
 use crate::metrics::AskedBy;
 use crate::objects::{self, Object};
+use crate::plan::Plan;
 use crate::readings;
 use crate::refunds::Refunds;
 use crate::report::shown;
@@ -29,6 +30,8 @@ const LONGEST_DELAY_S: f64 = 86_400.0;
 const LONGEST_ID: usize = 256;
 /// Requests of a batch. A reply may be a hundred times as long as its question.
 const LARGEST_BATCH: usize = 256;
+const NOT_BY_GATE: &str = "by limits in Redis the server answers /v1/decide, /v1/peek and /v1/batch only: for this call, \
+     keep the limits in shm:///NAME?keys=1000000";
 
 /// What the calls of all threads share.
 #[derive(Default)]
@@ -87,6 +90,20 @@ struct Batch {
     requests: Vec<Object<Question>>,
 }
 
+impl Batch {
+    /// All of them; an error if one can't be read.
+    fn described(&self, address: Option<&ClientAddress>) -> Result<Vec<Described<'_>>, String> {
+        if self.requests.len() > LARGEST_BATCH {
+            return Err(format!("a batch has at most {LARGEST_BATCH} requests"));
+        }
+        let described = self.requests.iter().enumerate().map(|(number, Object(question))| {
+            let described = Described::new(AskedBy::Batch, address, question);
+            described.map_err(|reason| format!("requests[{number}]: {reason}"))
+        });
+        described.collect()
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LeaseQuestion {
@@ -106,9 +123,7 @@ struct ReplyDocument<'a> {
     retry_after: Option<u64>,
     headers: Vec<Field>,
     body: String,
-    /// None if Python decides.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    limits: Option<Vec<LimitReply<'a>>>,
+    limits: Vec<LimitReply<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     charge: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,23 +132,23 @@ struct ReplyDocument<'a> {
     lease: Option<LeaseReply>,
 }
 
-impl ReplyDocument<'_> {
-    fn new(fields: Fields, denial: Option<Answer>) -> Self {
+impl<'a> ReplyDocument<'a> {
+    fn new(plan: &'a Plan, outcome: Outcome) -> Self {
+        let Outcome { fields, denial, decisions, .. } = outcome;
         let allowed = denial.is_none();
         let Answer { status, fields, body, wait_s: retry_after } =
             denial.unwrap_or(Answer { status: 200, fields, ..Answer::default() });
         let headers = fields.into_iter().map(|(name, value)| Field { name, value }).collect();
-        ReplyDocument {
-            allowed,
-            status,
-            retry_after,
-            headers,
-            body,
-            limits: None,
-            charge: None,
-            delay: None,
-            lease: None,
-        }
+        let limits = decisions.iter().map(|LimitDecision { limit, decision, .. }| LimitReply {
+            name: &plan.limits[*limit].name,
+            allowed: decision.allowed != 0,
+            limit: decision.limit,
+            remaining: decision.remaining,
+            retry_after: decision.retry_after_ns as f64 / NS,
+            reset_after: decision.reset_after_ns as f64 / NS,
+        });
+        let limits = limits.collect();
+        ReplyDocument { allowed, status, retry_after, headers, body, limits, charge: None, delay: None, lease: None }
     }
 }
 
@@ -271,25 +286,18 @@ impl<'a> Described<'a> {
         if self.mode == Mode::Hold && !shared.leases.have_room() {
             return Err("the server holds too many leases: release some".to_owned());
         }
-        let readings = readings::of_target(self.question.uri.as_bytes());
-        let client = worker.plan.client.as_ref();
-        let asked = Asked::new(&self.question.method, readings, &self.fields, client, self.origin);
-        self.reply(worker, shared, worker.decide(&asked, self.mode))
+        self.reply(worker, shared, worker.decide(&self.asked(worker), self.mode))
     }
 
-    fn reply(&self, worker: &Worker, shared: &Shared, outcome: Outcome) -> Result<Reply, String> {
-        let Outcome { fields, denial, decisions, charges, held, .. } = outcome;
-        let delay_ns = decisions.iter().map(|one| one.decision.delay_ns).max();
-        let limits = decisions.iter().map(|LimitDecision { limit, decision, .. }| LimitReply {
-            name: &worker.plan.limits[*limit].name,
-            allowed: decision.allowed != 0,
-            limit: decision.limit,
-            remaining: decision.remaining,
-            retry_after: decision.retry_after_ns as f64 / NS,
-            reset_after: decision.reset_after_ns as f64 / NS,
-        });
-        let limits = limits.collect();
-        let allowed = denial.is_none();
+    fn asked<'b>(&'b self, worker: &'b Worker) -> Asked<'b> {
+        let readings = readings::of_target(self.question.uri.as_bytes());
+        Asked::new(&self.question.method, readings, &self.fields, worker.plan.client.as_ref(), self.origin)
+    }
+
+    fn reply(&self, worker: &Worker, shared: &Shared, mut outcome: Outcome) -> Result<Reply, String> {
+        let (charges, held) = (std::mem::take(&mut outcome.charges), std::mem::take(&mut outcome.held));
+        let delay_ns = outcome.decisions.iter().map(|one| one.decision.delay_ns).max();
+        let allowed = outcome.denial.is_none();
         let request_id = &self.question.request_id;
         let lasting = held.iter().filter_map(|one| worker.plan.limits[one.limit].concurrency);
         let lasts = lasting.map(|(_, lasts_ns)| Duration::from_nanos(lasts_ns)).min();
@@ -299,36 +307,86 @@ impl<'a> Described<'a> {
         });
         let is_refundable = allowed && (self.question.refundable || matches!(self.mode, Mode::Book(_)));
         let document = ReplyDocument {
-            limits: Some(limits),
             charge: is_refundable.then(|| Charged::new(&worker.plan, charges, request_id.clone()).text()),
             delay: matches!(self.mode, Mode::Book(_)).then(|| delay_ns.unwrap_or(0) as f64 / NS),
             lease,
-            ..ReplyDocument::new(fields, denial)
+            ..ReplyDocument::new(&worker.plan, outcome)
         };
         let text = serde_json::to_string(&document).map_err(|error| error.to_string())?;
         // The permits of a lease that is over are others' by now.
         Ok(Reply { allowed, text, lasts: lasts.unwrap_or(ids::LASTS) })
     }
-}
 
-/// What a question to `/v1/decide` asks Python's gate. An error is for the asking service, with its status.
-pub fn asked_of_gate(client: Option<&ClientAddress>, data: &[u8]) -> Result<gate::Question, (StatusCode, String)> {
-    let unreadable = |reason| (StatusCode::UNPROCESSABLE_ENTITY, reason);
-    let question: Question = read(data).map_err(unreadable)?;
-    let Described { fields, origin, .. } = Described::new(AskedBy::Decide, client, &question).map_err(unreadable)?;
-    if question.refundable || question.request_id.is_some() {
-        let reason = "the server remembers no questions about limits in Redis: leave request_id and refundable out";
-        return Err((StatusCode::NOT_IMPLEMENTED, reason.to_owned()));
+    /// An error if Python's gate can't answer it.
+    fn checked_for_gate(self) -> Result<Described<'a>, Refused> {
+        if self.question.refundable || self.question.request_id.is_some() {
+            let reason = "the server remembers no questions about limits in Redis: leave request_id and refundable out";
+            return Err((StatusCode::NOT_IMPLEMENTED, reason.to_owned()));
+        }
+        Ok(self)
     }
-    let readings = readings::of_target(question.uri.as_bytes());
-    Ok(gate::Question { method: question.method, readings, fields, origin })
 }
 
-/// The reply by the decision of Python's gate.
-pub fn reply_of_gate(outcome: Outcome) -> Replied {
-    let document = ReplyDocument::new(outcome.fields, outcome.denial);
-    let text = serde_json::to_string(&document).map_err(|error| error.to_string())?;
+/// An error for the asking service, with its status.
+pub type Refused = (StatusCode, String);
+
+fn unreadable(reason: String) -> Refused {
+    (StatusCode::UNPROCESSABLE_ENTITY, reason)
+}
+
+/// Answer a call about limits that Python charges.
+pub async fn answer_by_gate(call: AskedBy, gated: &Gated, data: Vec<u8>) -> Result<(bool, String), Refused> {
+    match call {
+        AskedBy::Decide | AskedBy::Peek => {
+            let asked = {
+                let question = read(&data).map_err(unreadable)?;
+                let described = Described::new(call, gated.worker.plan.client.as_ref(), &question);
+                let described = described.map_err(unreadable)?.checked_for_gate()?;
+                gated.worker.for_gate(&[described.asked(&gated.worker)], described.mode)
+            };
+            // It isn't held while Python is asked.
+            drop(data);
+            document(&gated.worker.plan, gated.decided(asked, 0).await)
+        }
+        AskedBy::Batch => batch_by_gate(gated, data).await,
+        _ => Err((StatusCode::NOT_IMPLEMENTED, NOT_BY_GATE.to_owned())),
+    }
+}
+
+fn document(plan: &Plan, outcome: Outcome) -> Result<(bool, String), Refused> {
+    let document = ReplyDocument::new(plan, outcome);
+    let text = serde_json::to_string(&document);
+    let text = text.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok((document.allowed, text))
+}
+
+/// As `batch`, with one time for all of them. Those that are left by then are charged to nothing.
+async fn batch_by_gate(gated: &Gated, data: Vec<u8>) -> Result<(bool, String), Refused> {
+    let (worker, client) = (&gated.worker, gated.worker.plan.client.as_ref());
+    let batch: Batch = read(&data).map_err(unreadable)?;
+    let described = batch.described(client).map_err(unreadable)?;
+    let described = described.into_iter().map(Described::checked_for_gate).collect::<Result<Vec<_>, _>>()?;
+    let mut outcomes = Vec::with_capacity(described.len());
+    let in_time = gated.asking.in_time(async {
+        for one in &described {
+            let asked = worker.for_gate(&[one.asked(worker)], Mode::Charge);
+            // The questions are held as they were sent, and as they were read.
+            outcomes.push(gated.decided(asked, 2 * data.len()).await);
+        }
+    });
+    if in_time.await.is_none() {
+        let left = described.len() - outcomes.len();
+        gated.asking.count_late(left);
+        outcomes.extend((0..left).map(|_| Outcome::unavailable()));
+    }
+    let replies = outcomes.into_iter().map(|outcome| document(&worker.plan, outcome));
+    Ok(joined(&replies.collect::<Result<Vec<_>, _>>()?))
+}
+
+/// The reply to a batch: whether all are allowed, and its document.
+fn joined(replies: &[(bool, String)]) -> (bool, String) {
+    let texts: Vec<&str> = replies.iter().map(|(_, text)| text.as_str()).collect();
+    (replies.iter().all(|(allowed, _)| *allowed), format!("{{\"replies\":[{}]}}", texts.join(",")))
 }
 
 fn decide(call: AskedBy, worker: &Worker, shared: &Shared, question: &Question) -> Replied {
@@ -338,25 +396,13 @@ fn decide(call: AskedBy, worker: &Worker, shared: &Shared, question: &Question) 
 /// Each question by itself, in their order. If one can't be read, none is decided.
 fn batch(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
     let batch: Batch = read(data)?;
-    if batch.requests.len() > LARGEST_BATCH {
-        return Err(format!("a batch has at most {LARGEST_BATCH} requests"));
-    }
-    let described = batch.requests.iter().enumerate().map(|(number, Object(question))| {
-        let described = Described::new(AskedBy::Batch, worker.plan.client.as_ref(), question);
-        described.map_err(|reason| format!("requests[{number}]: {reason}"))
-    });
-    let described = described.collect::<Result<Vec<_>, _>>()?;
-    let mut all_allowed = true;
-    let mut replies = Vec::new();
-    for (number, one) in described.iter().enumerate() {
+    let described = batch.described(worker.plan.client.as_ref())?;
+    let replies = described.iter().enumerate().map(|(number, one)| {
         // Those before were charged, so an error is the reply of this one alone.
-        let (allowed, text) = one
-            .replied(AskedBy::Batch, worker, shared)
-            .unwrap_or_else(|reason| (false, refusal(&format!("requests[{number}]: {reason}"))));
-        all_allowed &= allowed;
-        replies.push(text);
-    }
-    Ok((all_allowed, format!("{{\"replies\":[{}]}}", replies.join(","))))
+        let replied = one.replied(AskedBy::Batch, worker, shared);
+        replied.unwrap_or_else(|reason| (false, refusal(&format!("requests[{number}]: {reason}"))))
+    });
+    Ok(joined(&replies.collect::<Vec<_>>()))
 }
 
 /// Give a charge back, once.

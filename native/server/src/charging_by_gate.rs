@@ -1,49 +1,68 @@
 //! Charges of limits that Python decides: those of Redis. All else of a decision is as in the memory of a host.
 
 use crate::answers::{self, Fields};
-use crate::capi::{Decision, MOST_LIMITS};
+use crate::capi::MOST_LIMITS;
 use crate::charging::Decided;
 use crate::decide::{Mode, Outcome, Use, Uses, Worker};
-use crate::gate::{Asking, Charge};
+use crate::gate::{Asking, How, Once, Question};
+use crate::request::Asked;
+
+/// What Python is to be asked about requests.
+pub struct ForGate<'a> {
+    uses: Uses<'a>,
+    mode: Mode,
+    /// The id by which a request and its retries are charged once.
+    id: Option<Vec<String>>,
+}
 
 impl Worker {
+    /// What Python is to be asked, if the requests are decided as one: or their denial by something else than a limit.
+    ///
+    /// The requests needn't be held meanwhile.
+    pub fn for_gate<'a>(&'a self, requests: &[Asked<'_>], mode: Mode) -> Result<ForGate<'a>, Box<Outcome>> {
+        let uses = self.uses(requests)?;
+        let is_once = mode == Mode::Charge && uses.enforced.iter().chain(&uses.shadows).any(|one| one.rule.is_once);
+        let id = match (requests, &self.plan.retries) {
+            ([asked], Some(retries)) if is_once => retries.sent(asked),
+            _ => None,
+        };
+        Ok(ForGate { uses, mode, id })
+    }
+
     /// Charge requests by one question to Python. An error says why they are refused, and charged to nothing.
     ///
     /// `size`: the bytes that they hold meanwhile.
-    pub async fn charged_by_gate(&self, asking: &Asking, uses: Uses<'_>, size: usize) -> Result<Outcome, String> {
-        let Uses { enforced, shadows } = uses;
-        let count = enforced.len() + shadows.len();
+    pub async fn charged_by_gate(&self, asking: &Asking, asked: ForGate<'_>, size: usize) -> Result<Outcome, String> {
+        let ForGate { uses: Uses { enforced, shadows }, mode, id } = asked;
+        let count = enforced.len();
         // The local limits of a fallback take no more at once.
         if count > MOST_LIMITS {
             return Err(format!(
-                "the request has {count} charges, and over Redis at most {MOST_LIMITS} are made at once: send fewer \
-                 descriptors"
+                "the request has {count} charges, and over Redis at most {MOST_LIMITS} are made at once"
             ));
         }
         let outcome = if enforced.is_empty() {
             Outcome::default()
         } else {
-            // Each is held once more by the question.
-            let size = size + enforced.iter().chain(&shadows).map(|one| 2 * one.size()).sum::<usize>();
-            match asking.charge(enforced.iter().map(charge_of).collect(), size).await {
+            let size = size + enforced.iter().chain(&shadows).map(Use::size).sum::<usize>();
+            match asking.charge(Question::new(&enforced, how(&enforced, mode, id.as_ref())), size).await {
                 None => Outcome::unavailable(),
-                Some(each) => self.outcome_by_gate(&enforced, each),
+                Some(decided) => self.outcome_by_gate(&enforced, &decided, mode),
             }
         };
-        if outcome.denial.is_none() {
+        if outcome.denial.is_none() && mode != Mode::Peek {
             for one in &shadows {
-                asking.charge_shadow(charge_of(one));
+                let uses = std::slice::from_ref(one);
+                asking.charge_shadow(Question::new(uses, how(uses, mode, id.as_ref())));
             }
         }
         Ok(outcome)
     }
 
-    fn outcome_by_gate(&self, uses: &[Use<'_>], each: Vec<(usize, Decision)>) -> Outcome {
+    fn outcome_by_gate(&self, uses: &[Use<'_>], decided: &Decided, mode: Mode) -> Outcome {
+        let each = &decided.each;
         let never = each.iter().find(|(place, decision)| decision.allowed == 0 && uses[*place].cost > decision.limit);
-        let Some(&(place, _)) = never else {
-            let allowed = each.iter().all(|(_, decision)| decision.allowed != 0);
-            return self.outcome(uses, &Decided { allowed, each }, Mode::Charge);
-        };
+        let Some(&(place, _)) = never else { return self.outcome(uses, decided, mode) };
         // Redis wasn't asked what remains, so no field reports it.
         let one = &uses[place];
         let denial = answers::too_costly(&one.rule.denied, self.limit(one), one.cost, Fields::new());
@@ -52,6 +71,10 @@ impl Worker {
     }
 }
 
-fn charge_of(one: &Use<'_>) -> Charge {
-    (one.limit, one.key().clone(), one.cost)
+fn how(uses: &[Use<'_>], mode: Mode, id: Option<&Vec<String>>) -> How {
+    if mode == Mode::Peek {
+        return How::Peek;
+    }
+    let from = uses.iter().position(|one| one.rule.is_once);
+    How::Hit(from.map(|from| Once { from, id: id.cloned() }))
 }

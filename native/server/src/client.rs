@@ -127,16 +127,6 @@ impl ClientAddress {
         peer.map_or(self.trusts_unix, |address| self.trusted.has(address))
     }
 
-    /// The field by which a proxy with this address names itself as the client, which no other peer needs.
-    pub fn naming(&self, address: IpAddr) -> Option<(&str, String)> {
-        let field = self.field.as_deref().filter(|_| self.trusted.has(address))?;
-        Some(match (field, address) {
-            ("forwarded", IpAddr::V4(address)) => (field, format!("for={address}")),
-            ("forwarded", IpAddr::V6(address)) => (field, format!("for=\"[{address}]\"")),
-            _ => (field, address.to_string()),
-        })
-    }
-
     /// For whom a request counts.
     pub fn key_of(&self, peer: Option<IpAddr>, field: Option<&str>) -> Result<String, UnknownPeer> {
         if peer.is_none() && !self.trusts_unix {
@@ -334,21 +324,6 @@ pub mod tests {
         let field = "for=\"[2001:db8:1::7]:80\";proto=http, for=10.1.1.1";
         assert_eq!(client.key_of(proxy, Some(field)).unwrap(), "2001:db8:1::/64");
         assert_eq!(client.key_of(proxy, Some("for=\"192.0.2.1, for=10.1.1.1")).unwrap(), "10.1.1.1");
-    }
-
-    #[test]
-    fn a_proxy_can_be_the_client() {
-        for name in ["x-real-ip", "x-forwarded-for", "forwarded"] {
-            for text in ["10.2.3.4", "2001:db8::1"] {
-                let address = as_address(text).unwrap();
-                let (mut document, trusted) = (document(name), format!("{address}/{}", bits_of(address)));
-                document.trusted.push(trusted);
-                let client = ClientAddress::new(document).unwrap();
-                let (field, value) = client.naming(address).unwrap();
-                assert_eq!((field, client.address_of(Some(address), Some(&value))), (name, Some(address)));
-            }
-            assert!(behind(name).naming(as_address("192.0.2.9").unwrap()).is_none());
-        }
     }
 
     #[test]

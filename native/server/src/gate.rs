@@ -1,4 +1,4 @@
-//! The gate in Python, which decides by limits that aren't in the memory of a host: those of Redis.
+//! The gate in Python, which charges limits that aren't in the memory of a host: those of Redis.
 //!
 //! Questions wait in a bounded channel for threads that are attached to Python. One that finds the channel full, or that
 //! isn't answered in time, is denied by 503. So whatever Redis does, the server answers, and what it holds is bounded.
@@ -6,7 +6,7 @@
 //! Nobody waits for the charges of rules in the shadow. They have a channel of their own, to which a thread comes when
 //! no question waits: so they delay a question by one call of Redis at most.
 
-use std::net::IpAddr;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -16,18 +16,16 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, bounded};
 use hyper::HeaderMap;
 use pyo3::exceptions::PyValueError;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::answers::{Answer, Fields};
 use crate::capi::{Decision, Key};
-use crate::decide::Outcome;
+use crate::charging::Decided;
+use crate::decide::Use;
 use crate::plan::Plan;
-use crate::readings::Readings;
 use crate::report::Seldom;
-use crate::request::{self, Origin};
 
 /// Questions that wait for a thread, and as many charges of rules in the shadow.
 const MOST_WAITING: usize = 1024;
@@ -48,31 +46,48 @@ enum Unanswered {
     Failed,
 }
 
-/// What Python is asked about a request.
+/// What Python is asked about limits.
 pub struct Question {
-    pub method: String,
-    pub readings: Readings,
-    pub fields: HeaderMap,
-    pub origin: Origin,
+    /// The number of a limit, a key and a cost of each use.
+    uses: Vec<(usize, Key, u64)>,
+    how: How,
 }
 
-/// The fields for an admitted request, and the response to a denied one.
-type Verdict = (Fields, Option<Answer>);
+/// How limits are asked.
+pub enum How {
+    /// All are charged, or none.
+    Hit(Option<Once>),
+    /// Their decisions are only read.
+    Peek,
+}
 
-/// What Python is asked to charge: the number of a limit, a key and a cost.
-pub type Charge = (usize, Key, u64);
+/// A request and its retries are charged once.
+#[derive(Clone)]
+pub struct Once {
+    /// To the uses from this place on.
+    pub from: usize,
+    /// By this id; None charges it in any case.
+    pub id: Option<Vec<String>>,
+}
 
-/// The decisions of limits that are charged as one, by their places: of a denied request, at least those that deny it.
 /// None: the store can't be asked, or Python hasn't answered.
-pub type Charged = Option<Vec<(usize, Decision)>>;
+pub type Charged = Option<Decided>;
 
 /// A decision of Python: whether it allows, its limit, what remains, when to ask again, when the key is as fresh, and
 /// whether the store has no room.
 type Numbers = (bool, u64, u64, u64, u64, bool);
 
 impl Question {
+    pub fn new(uses: &[Use<'_>], how: How) -> Question {
+        Question { uses: uses.iter().map(|one| (one.limit, one.key().clone(), one.cost)).collect(), how }
+    }
+
     fn size(&self) -> usize {
-        size_of_fields(&self.fields)
+        let id = match &self.how {
+            How::Hit(Some(once)) => once.id.iter().flatten().map(|text| text.len() + PIECE).sum(),
+            _ => 0,
+        };
+        id + self.uses.iter().map(|(_, key, _)| key.size() + PIECE).sum::<usize>()
     }
 }
 
@@ -113,8 +128,8 @@ impl Drop for Bytes {
 pub struct Gate {
     /// The rules without the limits that Python decides.
     pub plan: Arc<Plan>,
-    ask: Py<PyAny>,
-    charge: Py<PyAny>,
+    /// As `forebay.serving.gated` has it.
+    charging: Py<PyAny>,
     threads: usize,
     /// A question that has waited so long is answered by 503.
     within: Duration,
@@ -125,10 +140,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// `ask` and `charge`: as `forebay.serving.gated` has them.
-    pub fn new(plan: Plan, ask: Py<PyAny>, charge: Py<PyAny>, threads: usize, within: Duration) -> Gate {
+    pub fn new(plan: Plan, charging: Py<PyAny>, threads: usize, within: Duration) -> Gate {
         let (plan, unanswered, bytes) = (Arc::new(plan), Default::default(), AtomicUsize::new(0));
-        Gate { plan, ask, charge, threads, within, unanswered, bytes }
+        Gate { plan, charging, threads, within, unanswered, bytes }
     }
 
     /// How many questions were answered by 503 here, by the reasons.
@@ -179,55 +193,36 @@ impl Gate {
         });
     }
 
-    /// Decide a request. Waits for Redis.
-    pub fn decide(&self, py: Python<'_>, question: &Question) -> PyResult<Verdict> {
-        let Question { method, readings, fields, origin } = question;
-        let texts = PyDict::new(py);
-        for (name, value) in request::texts(fields) {
-            texts.set_item(name, value)?;
-        }
-        let peer = match *origin {
-            Origin::Peer(peer) => peer,
-            Origin::Client(client) => {
-                if let Some((name, value)) = client.and_then(|address| self.plan.client.as_ref()?.naming(address)) {
-                    texts.set_item(name, value)?;
-                }
-                client
+    /// Ask Python about limits. Waits for Redis.
+    fn charged(&self, py: Python<'_>, question: &Question) -> PyResult<Charged> {
+        let Question { uses, how } = question;
+        let asked = uses.iter().map(|(limit, key, cost)| Ok((*limit, key.in_python(py)?, *cost)));
+        let asked = asked.collect::<PyResult<Vec<_>>>()?;
+        let charging = self.charging.bind(py);
+        let replied = match how {
+            How::Hit(once) => {
+                let once = once.as_ref().map(|once| (once.from, &once.id));
+                charging.call_method1(intern!(py, "hit"), (asked, once))?
             }
+            How::Peek => charging.call_method1(intern!(py, "peek"), (asked,))?,
         };
-        let methods = PyTuple::new(py, request::methods_of(method, fields))?;
-        let paths = PyTuple::new(py, &readings.all)?;
-        let peer = peer.as_ref().map(IpAddr::to_string);
-        let replied = self.ask.call1(py, (methods, paths, &readings.sent, &readings.decoded, texts, peer))?;
-        let (fields, denied): (Fields, Option<(u16, String, Option<u64>)>) = replied.extract(py)?;
-        match denied {
-            None => Ok((fields, None)),
-            Some((status, body, wait_s)) if (400..600).contains(&status) => {
-                Ok((Fields::new(), Some(Answer { status, fields, body, wait_s })))
-            }
-            Some((status, ..)) => Err(PyValueError::new_err(format!("a denial by {status} would admit the request"))),
-        }
-    }
-
-    /// Charge limits, all or none. Waits for Redis.
-    fn charge(&self, py: Python<'_>, charges: &[Charge]) -> PyResult<Charged> {
-        let asked = charges.iter().map(|(limit, key, cost)| Ok((*limit, key.in_python(py)?, *cost)));
-        let replied = self.charge.call1(py, (asked.collect::<PyResult<Vec<_>>>()?,))?;
-        let Some(each) = replied.extract::<Option<Vec<Option<Numbers>>>>(py)? else { return Ok(None) };
+        let Some((allowed, each)) = replied.extract::<Option<(bool, Vec<Option<Numbers>>)>>()? else {
+            return Ok(None);
+        };
         let count = each.len();
-        let decided = each.into_iter().enumerate().filter_map(|(place, numbers)| {
+        let each = each.into_iter().enumerate().filter_map(|(place, numbers)| {
             let (allowed, limit, remaining, retry_after_ns, reset_after_ns, full) = numbers?;
             let (allowed, full) = (allowed.into(), full.into());
             let decision =
                 Decision { allowed, limit, remaining, retry_after_ns, reset_after_ns, full, ..Default::default() };
             Some((place, decision))
         });
-        let decided: Vec<_> = decided.collect();
-        let is_denied = decided.iter().any(|(_, decision)| decision.allowed == 0);
-        if count != charges.len() || (decided.len() < count && !is_denied) {
+        let each: Vec<_> = each.collect();
+        let all_allow = each.len() == count && each.iter().all(|(_, decision)| decision.allowed != 0);
+        if count != uses.len() || each.is_empty() || (allowed && !all_allow) {
             return Err(PyValueError::new_err("not every limit has decided, and none has denied"));
         }
-        Ok(Some(decided))
+        Ok(Some(Decided { allowed, each }))
     }
 
     fn count(&self, why: Unanswered) {
@@ -246,39 +241,50 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// Decide a request, or deny it by 503.
-    pub async fn ask(&self, question: Question) -> Outcome {
-        match self.reply(question.size(), move |gate, py| gate.decide(py, &question)).await {
-            Ok((fields, denial)) => Outcome { fields, denial, ..Outcome::default() },
+    /// Ask about limits, which are charged to nothing without an answer in time. `size`: the bytes that are held
+    /// meanwhile.
+    pub async fn charge(&self, question: Question, size: usize) -> Charged {
+        let reply = self.reply(size + question.size(), move |gate, py| gate.charged(py, &question));
+        match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
+            Ok(charged) => charged,
             Err(why) => {
                 self.gate.count(why);
-                Outcome::unavailable()
+                None
             }
         }
     }
 
-    /// Charge limits, all or none. `size`: the bytes that are held meanwhile.
-    pub async fn charge(&self, charges: Vec<Charge>, size: usize) -> Charged {
-        let charged = self.reply(size, move |gate, py| gate.charge(py, &charges)).await;
-        charged.unwrap_or_else(|why| {
-            self.gate.count(why);
-            None
-        })
+    /// What is asked in time, however many questions that are; None if they aren't answered by then.
+    pub async fn in_time<T>(&self, asked: impl Future<Output = T>) -> Option<T> {
+        let mut stop = self.stop.clone();
+        let drained = async {
+            let _ = stop.wait_for(|stopped| *stopped).await;
+            sleep(self.drain).await;
+        };
+        tokio::select! {
+            answered = timeout(self.gate.within, asked) => answered.ok(),
+            () = drained => None,
+        }
+    }
+
+    /// So many questions are late before their turn.
+    pub fn count_late(&self, questions: usize) {
+        (0..questions).for_each(|_| self.gate.count(Unanswered::Late));
     }
 
     /// Charge the limit of a rule in the shadow later, if there is room for that.
-    pub fn charge_shadow(&self, charge: Charge) {
+    pub fn charge_shadow(&self, question: Question) {
         static REPORTS: Seldom = Seldom::new();
-        let Some(bytes) = Bytes::new(&self.gate, charge.1.size() + PIECE) else { return };
+        let Some(bytes) = Bytes::new(&self.gate, question.size()) else { return };
         let ask = Box::new(move |gate: &Gate, py: Python<'_>| {
-            if let Err(error) = gate.charge(py, &[charge]) {
+            if let Err(error) = gate.charged(py, &question) {
                 REPORTS.report(|| format!("a rule in the shadow can't be charged: {error}"));
             }
         });
         let _ = self.shadows.try_send(Waiting { ask, _bytes: bytes });
     }
 
-    /// The reply of Python.
+    /// The reply of Python. If nobody waits for it any more, it isn't asked.
     async fn reply<T: Send + 'static>(
         &self,
         size: usize,
@@ -287,7 +293,7 @@ impl Asking {
         static REPORTS: Seldom = Seldom::new();
         let (reply, replied) = oneshot::channel();
         let ask = Box::new(move |gate: &Gate, py: Python<'_>| {
-            // Nobody waits for it any more, and it is to be charged to no limit.
+            // It is to be charged to no limit.
             if reply.is_closed() {
                 return;
             }
@@ -299,18 +305,7 @@ impl Asking {
         });
         let bytes = Bytes::new(&self.gate, size).ok_or(Unanswered::Full)?;
         self.questions.try_send(Waiting { ask, _bytes: bytes }).map_err(|_| Unanswered::Full)?;
-        let mut stop = self.stop.clone();
-        let drained = async {
-            let _ = stop.wait_for(|stopped| *stopped).await;
-            sleep(self.drain).await;
-        };
-        tokio::select! {
-            replied = timeout(self.gate.within, replied) => match replied {
-                Ok(replied) => replied.map_err(|_| Unanswered::Failed),
-                Err(_) => Err(Unanswered::Late),
-            },
-            () = drained => Err(Unanswered::Late),
-        }
+        replied.await.map_err(|_| Unanswered::Failed)
     }
 }
 

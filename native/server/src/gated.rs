@@ -1,4 +1,4 @@
-//! Requests about rules that Python's gate decides: as `http` answers them, for those questions that a gate answers.
+//! Requests about limits that Python charges: as `http` answers those about limits in the memory of the host.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -6,16 +6,13 @@ use std::sync::Arc;
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 
+use crate::answers;
 use crate::api;
-use crate::decide::Worker;
-use crate::gate::{Asking, Question};
+use crate::charging_by_gate::ForGate;
+use crate::decide::{Mode, Outcome, Worker};
+use crate::gate::Asking;
 use crate::http::{self, Answered, LARGEST_BODY, Serving};
 use crate::metrics::{self, AskedBy};
-use crate::readings;
-use crate::request::Origin;
-
-const DECIDE_ONLY: &str =
-    "by limits in Redis the server answers /v1/decide only: for this call, keep the limits in shm:///NAME?keys=1000000";
 
 /// The thread that answers.
 pub struct Gated {
@@ -34,16 +31,16 @@ impl Gated {
             if !self.serving.proxies {
                 return http::not_for_proxies();
             }
-            let described = http::described(description, self.worker.plan.client.as_ref(), peer, request.headers());
-            let described = described.map(|(method, target)| (method.to_owned(), readings::of_target(target)));
-            let asked = match described {
+            let client = self.worker.plan.client.as_ref();
+            let asked = http::asked_by(description, client, peer, request.headers());
+            let asked = asked.map(|asked| self.worker.for_gate(&[asked], Mode::Charge));
+            // It isn't held while Python is asked.
+            drop(request);
+            let decided = match asked {
                 Err(reason) => Err(reason),
-                Ok((method, readings)) => {
-                    let fields = request.into_parts().0.headers;
-                    Ok(self.asking.ask(Question { method, readings, fields, origin: Origin::Peer(peer) }).await)
-                }
+                Ok(asked) => Ok(self.decided(asked, 0).await),
             };
-            return self.serving.decided(self.number, by, asked);
+            return self.serving.decided(self.number, by, decided);
         }
         let method = request.method().clone();
         match (request.uri().path(), &method) {
@@ -56,19 +53,29 @@ impl Gated {
         }
     }
 
+    /// The outcome of what was matched. `size`: the bytes that are held meanwhile.
+    pub async fn decided(&self, asked: Result<ForGate<'_>, Box<Outcome>>, size: usize) -> Outcome {
+        match asked {
+            Err(denied) => *denied,
+            Ok(asked) => {
+                let charged = self.worker.charged_by_gate(&self.asking, asked, size).await;
+                // It is no permission, whatever a proxy does about errors.
+                charged.unwrap_or_else(|reason| answers::undecided(&reason).into())
+            }
+        }
+    }
+
     async fn asked_in_json(&self, by: AskedBy, peer: Option<IpAddr>, request: Request<Incoming>) -> Answered {
-        let client = self.worker.plan.client.as_ref();
-        if let Err(refusal) = self.serving.access.check(peer, client, request.headers()) {
+        if let Err(refusal) = self.serving.admitted(by, peer, self.worker.plan.client.as_ref(), request.headers()) {
             self.serving.count(self.number, by, metrics::Result::Refused);
             return http::not_admitted(refusal);
         }
-        if !matches!(by, AskedBy::Decide) {
-            return self.serving.replied(self.number, by, StatusCode::NOT_IMPLEMENTED, Err(DECIDE_ONLY.to_owned()));
-        }
-        let data = self.serving.bodies.read(request.into_body(), LARGEST_BODY).await;
-        let (status, document) = match data.and_then(|data| api::asked_of_gate(client, &data)) {
+        let (status, document) = match self.serving.bodies.read(request.into_body(), LARGEST_BODY).await {
             Err((status, reason)) => (status, Err(reason)),
-            Ok(question) => (StatusCode::INTERNAL_SERVER_ERROR, api::reply_of_gate(self.asking.ask(question).await)),
+            Ok(data) => match api::answer_by_gate(by, self, data).await {
+                Err((status, reason)) => (status, Err(reason)),
+                Ok(replied) => (StatusCode::OK, Ok(replied)),
+            },
         };
         self.serving.replied(self.number, by, status, document)
     }

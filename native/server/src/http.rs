@@ -120,8 +120,10 @@ impl Answering {
             if !self.serving.proxies {
                 return Ok(not_for_proxies());
             }
-            let asked = asked_by(description, &self.worker(), peer, request.headers());
-            return Ok(self.serving.decided(self.number, by, asked));
+            let worker = self.worker();
+            let asked = asked_by(description, worker.plan.client.as_ref(), peer, request.headers());
+            let decided = asked.map(|asked| worker.decide(&asked, Mode::Charge));
+            return Ok(self.serving.decided(self.number, by, decided));
         }
         let method = request.method().clone();
         Ok(match (request.uri().path(), &method) {
@@ -135,9 +137,7 @@ impl Answering {
     }
 
     async fn asked_in_json(&self, by: AskedBy, peer: Option<IpAddr>, request: Request<Incoming>) -> Answered {
-        if !matches!(by, AskedBy::Peek)
-            && let Err(refusal) = self.serving.access.check(peer, self.worker().plan.client.as_ref(), request.headers())
-        {
+        if let Err(refusal) = self.serving.admitted(by, peer, self.worker().plan.client.as_ref(), request.headers()) {
             self.count(by, metrics::Result::Refused);
             return not_admitted(refusal);
         }
@@ -151,6 +151,17 @@ impl Answering {
 }
 
 impl Serving {
+    /// A peek changes nothing, so anybody may call it.
+    pub fn admitted(
+        &self,
+        by: AskedBy,
+        peer: Option<IpAddr>,
+        client: Option<&ClientAddress>,
+        fields: &HeaderMap,
+    ) -> Result<(), Refusal> {
+        if matches!(by, AskedBy::Peek) { Ok(()) } else { self.access.check(peer, client, fields) }
+    }
+
     /// `number`: the thread's.
     pub fn count(&self, number: usize, by: AskedBy, result: metrics::Result) {
         self.counts[number].count(by, result);
@@ -233,8 +244,8 @@ pub fn trusted(client: Option<&ClientAddress>, peer: Option<IpAddr>) -> Result<(
     }
 }
 
-/// The method and the target of the request that a proxy asks about; an error if it is configured wrongly.
-pub fn described<'a>(
+/// The method and the target of that request.
+fn described<'a>(
     description: Description<'a>,
     client: Option<&ClientAddress>,
     peer: Option<IpAddr>,
@@ -257,17 +268,15 @@ pub fn described<'a>(
     }
 }
 
-/// The outcome for a proxy; an error if it is configured wrongly.
-fn asked_by(
-    description: Description<'_>,
-    worker: &Worker,
+/// The request that a proxy asks about; an error if it is configured wrongly.
+pub fn asked_by<'a>(
+    description: Description<'a>,
+    client: Option<&'a ClientAddress>,
     peer: Option<IpAddr>,
-    fields: &HeaderMap,
-) -> Result<Outcome, String> {
-    let client = worker.plan.client.as_ref();
+    fields: &'a HeaderMap,
+) -> Result<Asked<'a>, String> {
     let (method, target) = described(description, client, peer, fields)?;
-    let asked = Asked::new(method, readings::of_target(target), fields, client, Origin::Peer(peer));
-    Ok(worker.decide(&asked, Mode::Charge))
+    Ok(Asked::new(method, readings::of_target(target), fields, client, Origin::Peer(peer)))
 }
 
 /// 200 admits the request; anything else is for its client. An error is no permission to any proxy.
@@ -359,7 +368,6 @@ pub mod tests {
     use crate::client::{as_address, tests::behind};
     use crate::fuzz::Target;
     use crate::readings::Readings;
-    use crate::request::methods_of;
 
     pub const PROXIES: Target = Target {
         name: "proxies",
@@ -411,7 +419,6 @@ pub mod tests {
     }
 
     fn check_asked(asked: &Asked<'_>, method: &str, fields: &HeaderMap) {
-        assert_eq!(asked.methods(), methods_of(method, fields));
         let has = |method: &str| asked.methods().iter().any(|one| *one == method.to_uppercase());
         assert!(has(method));
         for name in ["x-http-method-override", "x_http_method", "x-method-override"] {

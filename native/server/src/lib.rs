@@ -4,8 +4,7 @@
 //! `server` accepts connections, `http` and `api` read requests, `decide` matches the rules and asks forebay's C API
 //! (`capi`). Nothing of the algorithms is here.
 //!
-//! Where the limits aren't in the host's memory, Python decides each request, or charges its limits: `gate` asks it,
-//! and `gated` answers.
+//! Where the limits aren't in the host's memory, Python charges them: `gate` asks it, and `gated` answers.
 
 #![deny(unsafe_code)]
 #![warn(clippy::all)]

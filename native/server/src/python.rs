@@ -1,7 +1,7 @@
 //! The module `forebay_server`, for Python.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hyper::HeaderMap;
@@ -9,13 +9,14 @@ use hyper::header::{HeaderName, HeaderValue};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tokio::sync::watch;
 
 use crate::access::Access;
 use crate::answers::{self, Fields};
 use crate::capi::{self, Word};
 use crate::client::as_address;
 use crate::decide::{Mode, Worker};
-use crate::gate::{self, Question};
+use crate::gate::{self, Asking};
 use crate::live::Versions;
 use crate::plan;
 use crate::readings::{self as paths, Readings};
@@ -56,7 +57,7 @@ impl Plan {
         peer: Option<&str>,
     ) -> PyResult<Answer<'py>> {
         let (fields, origin) = (fields_of(&headers)?, origin_of(peer)?);
-        let worker = self.worker()?;
+        let worker = worker_of(&self.0)?;
         let readings = paths::of_target(uri);
         let asked = Asked::new(method, readings, &fields, self.0.client.as_ref(), origin);
         let outcome = worker.decide(&asked, Mode::Charge);
@@ -64,34 +65,32 @@ impl Plan {
     }
 }
 
-impl Plan {
-    fn worker(&self) -> PyResult<Worker> {
-        Worker::new(Arc::clone(&self.0)).map_err(|failure| PyValueError::new_err(self.0.core.message(failure)))
-    }
-}
-
-/// Rules that Python decides.
+/// Rules whose limits Python charges.
 #[pyclass(frozen, module = "forebay_server")]
-struct Gate(Arc<gate::Gate>);
+struct Gate {
+    gate: Arc<gate::Gate>,
+    /// For `decide`.
+    asking: OnceLock<(Asking, watch::Sender<bool>)>,
+}
 
 #[pymethods]
 impl Gate {
     #[new]
-    #[pyo3(signature = (document, limiters, ask, charge, *, threads, within_s))]
+    #[pyo3(signature = (document, limiters, charging, *, threads, within_s))]
     fn new(
         py: Python<'_>,
         document: &str,
         limiters: Vec<pyo3::Bound<'_, PyAny>>,
-        ask: Py<PyAny>,
-        charge: Py<PyAny>,
+        charging: Py<PyAny>,
         threads: usize,
         within_s: f64,
     ) -> PyResult<Gate> {
         let plan = plan::Plan::new(py, document, &limiters, true).map_err(PyValueError::new_err)?;
-        Ok(Gate(Arc::new(gate::Gate::new(plan, ask, charge, threads, duration(within_s)?))))
+        let gate = Arc::new(gate::Gate::new(plan, charging, threads, duration(within_s)?));
+        Ok(Gate { gate, asking: OnceLock::new() })
     }
 
-    /// Decide a request of a peer, in this thread.
+    /// Decide a request of a peer, as a proxy asks about it.
     #[pyo3(signature = (method, uri, headers, peer))]
     fn decide<'py>(
         &self,
@@ -101,11 +100,36 @@ impl Gate {
         headers: Vec<(String, Vec<u8>)>,
         peer: Option<&str>,
     ) -> PyResult<Answer<'py>> {
-        let (method, readings) = (method.to_owned(), paths::of_target(uri));
-        let question = Question { method, readings, fields: fields_of(&headers)?, origin: origin_of(peer)? };
-        let (fields, denial) = self.0.decide(py, &question)?;
-        Ok(answer_of(py, fields, denial))
+        let (fields, origin) = (fields_of(&headers)?, origin_of(peer)?);
+        let (worker, asking) = (worker_of(&self.gate.plan)?, self.asking()?);
+        let decided = py.detach(move || {
+            let asked = Asked::new(method, paths::of_target(uri), &fields, worker.plan.client.as_ref(), origin);
+            match worker.for_gate(&[asked], Mode::Charge) {
+                Err(denied) => Ok(*denied),
+                Ok(asked) => {
+                    server::in_event_loop(worker.charged_by_gate(asking, asked, 0)).and_then(|charged| charged)
+                }
+            }
+        });
+        let outcome = decided.map_err(PyValueError::new_err)?;
+        Ok(answer_of(py, outcome.fields, outcome.denial))
     }
+}
+
+impl Gate {
+    /// Its threads last as long.
+    fn asking(&self) -> PyResult<&Asking> {
+        if self.asking.get().is_none() {
+            let (stop, stopped) = watch::channel(false);
+            let (asking, _) = self.gate.start(stopped, Duration::ZERO).map_err(PyOSError::new_err)?;
+            let _ = self.asking.set((asking, stop));
+        }
+        Ok(&self.asking.get().expect("it was set").0)
+    }
+}
+
+fn worker_of(plan: &Arc<plan::Plan>) -> PyResult<Worker> {
+    Worker::new(Arc::clone(plan)).map_err(|failure| PyValueError::new_err(plan.core.message(failure)))
 }
 
 fn fields_of(headers: &[(String, Vec<u8>)]) -> PyResult<HeaderMap> {
@@ -178,7 +202,7 @@ impl Server {
     ) -> PyResult<Server> {
         let rules = match rules {
             Given::Plan(plan) => Rules::Host(Arc::clone(&plan.get().0)),
-            Given::Gate(gate) => Rules::Gate(Arc::clone(&gate.get().0)),
+            Given::Gate(gate) => Rules::Gate(Arc::clone(&gate.get().gate)),
         };
         let versions = live.map(|(memory, offset, number, make)| {
             let Rules::Host(plan) = &rules else { return Err(PyValueError::new_err("a gate has no live rules")) };

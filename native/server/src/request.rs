@@ -165,16 +165,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Each field with its value, as `Asked::header` has it.
-pub fn texts(fields: &HeaderMap) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
-    fields.keys().filter_map(|name| Some((name.as_str(), Fields::Sent(fields).joined(name.as_str())?)))
-}
-
-/// As `Asked::methods`.
-pub fn methods_of(method: &str, fields: &HeaderMap) -> Vec<String> {
-    methods(method, Fields::Sent(fields))
-}
-
 fn joined<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<Cow<'a, str>> {
     let mut text = latin_1(values.next()?);
     for value in values {

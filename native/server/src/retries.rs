@@ -4,6 +4,7 @@
 //! `most` retries, whatever ids clients send. An id that is forgotten, as newer ones have taken its room, is charged
 //! again.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -66,12 +67,28 @@ impl Retries {
         }
     }
 
-    /// The id of a request that is charged to these limits; None if it has none, or if nobody knows its path.
-    pub fn id(&self, asked: &Asked<'_>, uses: &[Use<'_>]) -> Option<Id> {
+    /// The id that a client has sent; None if it has sent none, or if nobody knows the path.
+    fn sent_by<'a>(&self, asked: &'a Asked<'_>) -> Option<Cow<'a, str>> {
         let sent = asked.header(&self.field).filter(|sent| !sent.is_empty())?;
-        if asked.is_described() || asked.readings.all.is_empty() {
-            return None;
-        }
+        (!asked.is_described() && !asked.readings.all.is_empty()).then_some(sent)
+    }
+
+    /// The id of a request for the middlewares of all hosts, as `forebay.web.request_ids` has it.
+    pub fn sent(&self, asked: &Asked<'_>) -> Option<Vec<String>> {
+        let sent = self.sent_by(asked)?;
+        let path = asked.readings.decoded.first()?;
+        Some(
+            [path.as_str(), &sent]
+                .into_iter()
+                .chain(asked.methods().iter().map(String::as_str))
+                .map(str::to_owned)
+                .collect(),
+        )
+    }
+
+    /// The id of a request that is charged to these limits.
+    pub fn id(&self, asked: &Asked<'_>, uses: &[Use<'_>]) -> Option<Id> {
+        let sent = self.sent_by(asked)?;
         let charges: Vec<_> = uses.iter().map(|one| (&one.rule.name, one.limit, one.key(), one.cost)).collect();
         let content = (&asked.readings.all, asked.methods(), sent, charges);
         Some([0, 1].map(|number| self.hasher.hash_one((number, &content))))

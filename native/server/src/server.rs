@@ -60,7 +60,7 @@ const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// A client whose host is silent for so long is asked by TCP whether it is there, and then again.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
-/// The part of the time for requests under way in which Python's gate may answer them.
+/// The part of the time for requests under way in which Python may charge their limits.
 const ANSWERED_WITHIN: f64 = 0.8;
 const MAINTAIN_EVERY: Duration = Duration::from_secs(10);
 /// After an error of `accept`, such as too many open files.
@@ -173,7 +173,7 @@ fn unix_listener(path: &Path) -> io::Result<UnixListener> {
 pub enum Rules {
     /// The server itself, in the memory of the host.
     Host(Arc<Plan>),
-    /// Python, in Redis.
+    /// The server, by limits that Python charges in Redis.
     Gate(Arc<Gate>),
 }
 
@@ -293,7 +293,7 @@ pub fn run(rules: &Rules, mut bound: Bound, options: &Options) -> Result<Duratio
     ended.map(|()| left())
 }
 
-fn in_event_loop<F: Future>(work: F) -> Result<F::Output, String> {
+pub fn in_event_loop<F: Future>(work: F) -> Result<F::Output, String> {
     let event_loop = runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     Ok(LocalSet::new().block_on(&event_loop, work))
 }

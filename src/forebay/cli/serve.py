@@ -96,7 +96,7 @@ def command(
     tls_key: Path | None,
 ) -> None:
     """Answer proxies and services by the rules of FILE, over the host's memory: nginx auth_request, Traefik
-    ForwardAuth, Caddy forward_auth, Envoy ext_authz and rate limits by gRPC, and JSON. Rules over Redis are decided by
+    ForwardAuth, Caddy forward_auth, Envoy ext_authz and rate limits by gRPC, and JSON. Limits over Redis are charged by
     Python.
 
     Runs until SIGTERM or SIGINT. Exits with 0 then, with 1 if the file has problems, with 2 if it can't serve.

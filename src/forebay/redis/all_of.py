@@ -231,7 +231,10 @@ class AllOfCommands:
         return parts
 
     def peek(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
-        return binding((yield from self._decide(PEEK, key, cost)))
+        return binding((yield from self.peek_each(key, cost)))
+
+    def peek_each(self, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
+        return self._decide(PEEK, key, cost)
 
     def exceeded(self, key: Keys, cost: Costs) -> CommandFlow[LimitExceeded]:
         return exceeded_by((yield from self.peek(key, cost)))
@@ -428,6 +431,14 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         commands = self._commands
         return self._executor.run_within(
             patience, commands.hit_each(key, cost), lambda: commands.fallback.hit_each(key, cost)
+        )
+
+    @operation
+    def peek_each_within(self, patience: Patience, key: Keys, cost: Costs) -> Pending[list[Decision]]:
+        """For the web: ``peek``, for no longer than a request waits, and the decision of each limit."""
+        commands = self._commands
+        return self._executor.run_within(
+            patience, commands.peek_each(key, cost), lambda: commands.fallback.peek_each(key, cost)
         )
 
     @operation

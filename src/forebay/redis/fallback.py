@@ -128,6 +128,9 @@ class AllowFallback:
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return _allowed(min(self._limiters, key=lambda limiter: limiter.limit))
 
+    def peek_each(self, key: Any, cost: Any) -> list[Decision]:
+        return list(map(_allowed, self._limiters))
+
     def take_up_to(self, key: Any, most: int, *, burst: int | None = None, **more: Any) -> int:
         [limiter] = self._limiters
         return min(most, limiter.tier(more["rate"], burst).limit)
@@ -321,13 +324,16 @@ class HostSharesFallback:
 
     def hit_each_once(self, key: Any, cost: Any, request_id: Any, request_ttl: Any) -> list[Decision]:
         decision = self.hit(key, cost, request_id=request_id, request_ttl=request_ttl)
-        lists = listed(key, 0 if decision else cost, len(self._shares))
-        each = [share.peek(its_key, its_cost) for share, its_key, its_cost in zip(self._shares, *lists, strict=True)]
+        each = self.peek_each(key, 0 if decision else cost)
         # Permits may have come back since.
         return [decision] * len(each) if all(each) and not decision else each
 
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return self._in_own_name(self._ask(self._native.peek, key, cost))
+
+    def peek_each(self, key: Any, cost: Any) -> list[Decision]:
+        lists = listed(key, cost, len(self._shares))
+        return [share.peek(its_key, its_cost) for share, its_key, its_cost in zip(self._shares, *lists, strict=True)]
 
     def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
         reservation = self._ask(self._native.reserve, key, cost, max_delay)

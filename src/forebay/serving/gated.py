@@ -1,56 +1,43 @@
-"""The gate of rules whose limits aren't in the memory of a host: `forebay_server` asks it about each request.
+"""Rules whose limits aren't in the memory of a host: `forebay_server` matches them, and asks Python to charge limits.
 
-It is the gate of the middlewares, so limits over Redis, leased and synced ones are decided as there. The server has
-matched nothing: it reads the request, and hands over all readings of its path.
-
-Descriptors of Envoy are matched by the server itself: it asks only to charge limits.
+Limits over Redis, leased and synced ones are charged as by the gate of the middlewares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
 
-from forebay.core.all_of import AllOf
+from forebay.core.all_of import AllOf, reserve_each
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable
+from forebay.flows import run
 from forebay.rules.building import Built, BuiltRule
-from forebay.rules.keys import AMBIGUOUS, Alternative, Value
+from forebay.web.charging_once import ChargedOnce, charged_once, check_together
+from forebay.web.cleanup import RequestCleanup
 from forebay.web.denials import log_for_operator
-from forebay.web.gate import Gate
-from forebay.web.request import Request
-from forebay.web.rules import Denial
+from forebay.web.rules import Rule
 from forebay.web.store_errors import STORE_ERRORS
 
-__all__ = ["Ask", "Charge", "GatePlan", "gate_plan"]
+__all__ = ["Charging", "GatePlan", "gate_plan"]
 
 _THREADS: Final = 8
-"""Threads that ask the gate. While one waits for Redis, others use the processor."""
+"""Threads that charge limits. While one waits for Redis, others use the processor."""
 _PATIENCE_S: Final = 0.5
 """In addition to the deadlines of a question: of the one before it in its thread, and its own."""
 _MOST_COMBINATIONS: Final = 4096
-"""Of limits that are charged as one, and are remembered."""
+"""Of limits that are charged as one, and are remembered. Clients may choose the descriptors."""
 
-Fields: TypeAlias = Sequence[tuple[str, str]]
-Ask: TypeAlias = Callable[
-    [tuple[str, ...], tuple[str, ...], list[str], list[str], Mapping[str, str], str | None],
-    tuple[Fields, tuple[int, str, int | None] | None],
-]
-"""Decides a request: by its methods, the first in capitals; the readings of its path, all, those of the path as it was
-sent, and those of the decoded path; its fields, by their names in small letters; and the address of its peer.
-
-It returns header fields, and for a denied request the status, the body, and the seconds to wait.
-"""
 Use: TypeAlias = tuple[int, str | tuple[str, ...], int]
 """The number of a limiter, a key, and a cost."""
 Numbers: TypeAlias = tuple[bool, int, int, int, int, bool]
 """A decision: whether it allows, its limit, what remains, when to ask again and when the key is as fresh, in
 nanoseconds, and whether the store has no room.
 """
-Charge: TypeAlias = Callable[[list[Use]], list[Numbers | None] | None]
-"""Charges at most 16 uses, all or none, and returns their decisions: of a denied request, at least those that deny it.
+Answer: TypeAlias = tuple[bool, list[Numbers | None]] | None
+"""Whether a request is allowed, and the decisions of its uses: of a denied request, at least those that deny it.
 
 A denial by a limit that is below the cost is for good. None: the store can't be asked.
 """
@@ -58,14 +45,13 @@ A denial by a limit that is below the cost is for good. None: the store can't be
 
 @dataclass(frozen=True, slots=True)
 class GatePlan:
-    """What `forebay_server` decides by, where Python decides."""
+    """What `forebay_server` decides by, where Python charges the limits."""
 
     document: str
     """The rules, as in a ``Plan``."""
     of_bans: tuple[Any, ...]
     """The limiters of its first limits, which are in the memory of the host."""
-    ask: Ask
-    charge: Charge
+    charging: Charging
     within_s: float
     """A question that has waited so long has no answer."""
     store: Any
@@ -74,7 +60,7 @@ class GatePlan:
 
     def compiled(self, server: Any) -> Any:
         """As the module `forebay_server` takes it."""
-        return server.Gate(self.document, self.of_bans, self.ask, self.charge, threads=_THREADS, within_s=self.within_s)
+        return server.Gate(self.document, self.of_bans, self.charging, threads=_THREADS, within_s=self.within_s)
 
 
 def gate_plan(
@@ -86,137 +72,110 @@ def gate_plan(
     trusts_unix: bool,
 ) -> GatePlan:
     """The plan of rules over this store. `document`: as of a ``Plan`` with these `limiters`, of which those `of_bans`
-    come first. Raises what ``Gate`` raises.
+    come first. Raises ``InvalidLimiter`` for rules with a `request_id` that can't be charged as one.
     """
-    built = list(built)
-    for one in built:
-        if isinstance(one, BuiltRule):
-            one.key.parts = [[_served(alternative) for alternative in part] for part in one.key.parts]
-    gate = Gate([rule for one in built for rules in one.rules.values() for rule in rules], in_loop=False)
+    rules: list[Any] = [
+        rule for one in built if isinstance(one, BuiltRule) for own in one.rules.values() for rule in own
+    ]
+    check_together(rules)
     redis_store = getattr(store, "redis_store", store)
     within_s = 2 * redis_store.executor.timeout_s + _PATIENCE_S
-    charging = _Charging(limiters, store)
-    return GatePlan(document, of_bans, _Asked(gate), charging, within_s, store, trusts_unix)
+    return GatePlan(document, of_bans, Charging(limiters, rules, store), within_s, store, trusts_unix)
 
 
-class _ServedPathParameter(Alternative):
-    """A path parameter, in the readings of the server. The values in a path as it was sent are encoded."""
+class Charging:
+    """Charges at most 16 uses at once. *Threads*: safe."""
 
-    is_always_there = True
-
-    def __init__(self, own: Alternative) -> None:
-        self._own = own
-        self.word, self.patterns = own.word, own.patterns
-
-    def of(self, request: Any) -> Value:
-        decoded = {value for path in request.decoded for value in self._values(path)}
-        values = decoded.union(unquote(value) for path in request.sent for value in self._values(path))
-        [_, name] = self.word.split(":", 1)
-        return "path", name, values.pop() if len(values) == 1 else AMBIGUOUS
-
-    def named(self, text: str) -> Value:
-        return self._own.named(text)
-
-    def _values(self, path: str) -> list[str]:
-        found = (pattern.fullmatch(path) for pattern in self.patterns)
-        return [match[1] for match in found if match]
-
-
-def _served(alternative: Alternative) -> Alternative:
-    return _ServedPathParameter(alternative) if alternative.word.startswith("path:") else alternative
-
-
-class _ServedRequest:
-    """A request that a proxy or a service asks about."""
-
-    __slots__ = ("_fields", "decoded", "methods", "paths", "peer", "sent")
-
-    def __init__(
-        self,
-        methods: tuple[str, ...],
-        paths: tuple[str, ...],
-        sent: list[str],
-        decoded: list[str],
-        fields: Mapping[str, str],
-        peer: str | None,
-    ) -> None:
-        self.methods, self.paths, self.sent, self.decoded = methods, paths, sent, decoded
-        self._fields, self.peer = fields, peer
-
-    @property
-    def method(self) -> str:
-        return self.methods[0]
-
-    @property
-    def path(self) -> str:
-        return self.decoded[0] if self.decoded else ""
-
-    @property
-    def user(self) -> None:
-        return None
-
-    @property
-    def native(self) -> Mapping[str, Any]:
-        return {}
-
-    def header(self, name: str) -> str | None:
-        return self._fields.get(name.lower()) or None
-
-
-class _Asked:
-    """An `Ask`. *Threads*: safe."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __call__(
-        self,
-        methods: tuple[str, ...],
-        paths: tuple[str, ...],
-        sent: list[str],
-        decoded: list[str],
-        fields: Mapping[str, str],
-        peer: str | None,
-    ) -> tuple[Fields, tuple[int, str, int | None] | None]:
-        request: Request = _ServedRequest(methods, paths, sent, decoded, fields, peer)
-        passage = self._gate.admit(request)
-        if passage is None:
-            return (), None
-        if isinstance(passage, Denial):
-            answer = self._gate.answer(request, passage)
-            return answer.headers, (answer.status, answer.body.decode(), passage.retry_after_s)
-        return passage.fields, None
-
-
-class _Charging:
-    """A `Charge`. *Threads*: safe."""
-
-    def __init__(self, limiters: Sequence[Any], store: Any) -> None:
+    def __init__(self, limiters: Sequence[Any], rules: Iterable[Rule], store: Any) -> None:
+        """`rules`: those of the limiters, with what charges a request and its retries once."""
         self._limiters = limiters
-        self._redis_store = store if hasattr(store, "together") else None
+        self._rules_with_ids = {id(rule.limiter): rule for rule in rules if rule.request_id is not None}
+        self._executor = store.executor if hasattr(store, "together") else None
         """If Redis decides each request, by one script."""
-        self._combined: dict[tuple[int, ...], Any] = {}
+        self._is_leased = getattr(store, "is_leased", False)
+        remembering = functools.lru_cache(_MOST_COMBINATIONS)
+        self._all_of = remembering(self._make_all_of)
+        self._once_of = remembering(self._make_once)
 
-    def __call__(self, uses: list[Use]) -> list[Numbers | None] | None:
+    def hit(self, uses: list[Use], once: tuple[int, list[str] | None] | None) -> Answer:
+        """Charge all uses, or none.
+
+        `once`: a request and its retries are charged once to the uses from this place on, by the `request_id` behind
+        it, which is what ``RequestId.of`` returns.
+        """
+        if once is None:
+            return self._answer(uses, self._hit)
+        first, request_id = once
+        of_request = None if request_id is None else tuple(request_id)
+        return self._answer(uses, lambda uses: self._hit_once(uses[:first], uses[first:], of_request))
+
+    def peek(self, uses: list[Use]) -> Answer:
+        """What `hit` would return now, without an id."""
+        return self._answer(uses, self._peek)
+
+    def _answer(self, uses: list[Use], decide: Callable[[list[Use]], tuple[bool, Sequence[Decision | None]]]) -> Answer:
         try:
-            return [_numbers(decision) for decision in self._decided(uses)]
+            is_allowed, each = decide(uses)
         except CostExceedsLimit as error:
-            return [self._never(use, error) for use in uses]
+            return False, [self._never(use, error) for use in uses]
         except STORE_ERRORS as error:
             # Redis logs its own outages.
             if not isinstance(error, StoreUnavailable):
                 log_for_operator("charged to no limit", error)
             return None
+        return is_allowed, [None if decision is None else _numbers(decision) for decision in each]
 
-    def _decided(self, uses: list[Use]) -> list[Decision]:
+    def _hit(self, uses: list[Use]) -> tuple[bool, Sequence[Decision]]:
         if len(uses) == 1:
             [(number, key, cost)] = uses
-            return [self._limiters[number].hit(key, cost)]
-        all_of = self._all_of(tuple(number for number, _, _ in uses))
-        keys, costs = [key for _, key, _ in uses], [cost for _, _, cost in uses]
-        if self._redis_store is None:
-            return all_of.hit_each(keys, costs)  # type: ignore[no-any-return]
-        return all_of.hit_each_within(self._redis_store.executor.patience(), keys, costs)  # type: ignore[no-any-return]
+            each = [self._limiters[number].hit(key, cost)]
+        else:
+            all_of = self._all_of(_numbers_of(uses))
+            if self._executor is None:
+                each = all_of.hit_each(*_lists(uses))
+            else:
+                each = all_of.hit_each_within(self._executor.patience(), *_lists(uses))
+        return all(each), each
+
+    def _peek(self, uses: list[Use]) -> tuple[bool, Sequence[Decision]]:
+        if len(uses) == 1 or self._executor is None:
+            each = [self._limiters[number].peek(key, cost) for number, key, cost in uses]
+        else:
+            all_of = self._all_of(_numbers_of(uses))
+            each = all_of.peek_each_within(self._executor.patience(), *_lists(uses))
+        return all(each), each
+
+    def _hit_once(
+        self, before: list[Use], last: list[Use], request_id: tuple[str, ...] | None
+    ) -> tuple[bool, Sequence[Decision | None]]:
+        """Charge uses, and those of a request and its retries: after all others, as they are never given back."""
+        once = self._once_of(_numbers_of(last))
+        cleanup = RequestCleanup(None if self._executor is None else self._executor.patience())
+        is_allowed = False
+        try:
+            reserved = self._reserved(before, once.rules[0], cleanup) if before else []
+            if len(cleanup.reserved) < bool(before):
+                return False, [*reserved, *[None] * len(last)]
+            is_allowed, each = run(once.charge_by(request_id, *_lists(last), cleanup))
+            return is_allowed, [*(reserved if is_allowed else [None] * len(before)), *each]
+        finally:
+            if not is_allowed:
+                cleanup.roll_back()
+
+    def _reserved(self, uses: list[Use], rule: Rule, cleanup: RequestCleanup) -> Sequence[Decision]:
+        """Charge uses so that `cleanup` can give them back. If they are denied, it has nothing."""
+        all_of = self._all_of(_numbers_of(uses))
+        if self._executor is not None:
+            decisions, taken = all_of.admit(cleanup.patience, *_lists(uses))
+        else:
+            if self._is_leased:
+                charge = all_of.charge(*_lists(uses))
+                decisions = charge.decisions
+            else:
+                charge, decisions = reserve_each(all_of, *_lists(uses))
+            taken = [charge] if charge else []
+        cleanup.reserved += [(rule, one) for one in taken]
+        return decisions  # type: ignore[no-any-return]
 
     def _never(self, use: Use, error: CostExceedsLimit) -> Numbers | None:
         """The denial by the limit that can never allow so much; None of another limit."""
@@ -225,15 +184,19 @@ class _Charging:
             return None
         return False, error.limit, 0, 0, 0, False
 
-    def _all_of(self, numbers: tuple[int, ...]) -> Any:
-        found = self._combined.get(numbers)
-        if found is None:
-            found = AllOf(*[self._limiters[number] for number in numbers])
-            # Clients may choose the descriptors.
-            if len(self._combined) >= _MOST_COMBINATIONS:
-                self._combined.clear()
-            self._combined[numbers] = found
-        return found
+    def _make_all_of(self, numbers: tuple[int, ...]) -> Any:
+        return AllOf(*[self._limiters[number] for number in numbers])
+
+    def _make_once(self, numbers: tuple[int, ...]) -> ChargedOnce:
+        return charged_once([self._rules_with_ids[id(self._limiters[number])] for number in numbers])
+
+
+def _numbers_of(uses: list[Use]) -> tuple[int, ...]:
+    return tuple(number for number, _, _ in uses)
+
+
+def _lists(uses: list[Use]) -> tuple[list[Any], list[int]]:
+    return [key for _, key, _ in uses], [cost for _, _, cost in uses]
 
 
 def _numbers(decision: Decision) -> Numbers:

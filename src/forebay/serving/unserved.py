@@ -51,7 +51,7 @@ def refuse_unserved(
     """Add a problem for each part of the file that the server can't decide.
 
     `has_tiers`: whether a field names a request's tier. `holds_permits`: whether requests report their end.
-    `over_redis`: whether the limits aren't in the memory of the host, so that Python decides.
+    `over_redis`: whether the limits aren't in the memory of the host, so that Python charges them.
     """
     _Refusals(file, document, problems, has_tiers, holds_permits, over_redis).refuse()
 

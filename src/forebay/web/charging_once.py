@@ -84,7 +84,12 @@ class ChargedOnce:
 
     def charge(self, request: Request, keys: list[Any], costs: list[int], cleanup: RequestCleanup) -> Flow[Decided]:
         """The decisions of the rules. If they deny, none is charged; the caller rolls `cleanup` back."""
-        request_id = self._ids.of(request)
+        return self.charge_by(self._ids.of(request), keys, costs, cleanup)
+
+    def charge_by(
+        self, request_id: tuple[str, ...] | None, keys: list[Any], costs: list[int], cleanup: RequestCleanup
+    ) -> Flow[Decided]:
+        """As ``charge``, by what ``RequestId.of`` returns."""
         if request_id is None:
             return (yield from self.charge_anew(keys, costs, cleanup))
         key = keys[0] if isinstance(keys[0], tuple) else (keys[0],)

@@ -14,7 +14,6 @@ use super::messages::fields_of;
 use crate::answers::Fields;
 use crate::client::{ClientAddress, as_address};
 use crate::decide::{Mode, Outcome};
-use crate::gate::Question;
 use crate::gated::Gated;
 use crate::http::{Answering, Serving, trusted};
 use crate::metrics::{self, AskedBy};
@@ -35,14 +34,22 @@ pub fn check(answering: &Answering, peer: Option<IpAddr>, asked: CheckRequest) -
     answered(&answering.serving, answering.number, decided)
 }
 
-/// As `check`, by Python's gate.
-pub async fn check_by_gate(gated: &Gated, peer: Option<IpAddr>, asked: CheckRequest) -> Result<CheckResponse, Status> {
-    let decided = match described(gated.worker.plan.client.as_ref(), peer, asked) {
+/// As `check`, by limits that Python charges. `size`: the bytes of the call.
+pub async fn check_by_gate(
+    gated: &Gated,
+    peer: Option<IpAddr>,
+    asked: CheckRequest,
+    size: usize,
+) -> Result<CheckResponse, Status> {
+    let client = gated.worker.plan.client.as_ref();
+    // What is described isn't held while Python is asked.
+    let asked = described(client, peer, asked).map(|(method, path, fields, origin)| {
+        let asked = Asked::new(&method, readings::of_target(path.as_bytes()), &fields, client, origin);
+        gated.worker.for_gate(&[asked], Mode::Charge)
+    });
+    let decided = match asked {
         Err(status) => Err(status),
-        Ok((method, path, fields, origin)) => {
-            let readings = readings::of_target(path.as_bytes());
-            Ok(gated.asking.ask(Question { method, readings, fields, origin }).await)
-        }
+        Ok(asked) => Ok(gated.decided(asked, size).await),
     };
     answered(&gated.serving, gated.number, decided)
 }

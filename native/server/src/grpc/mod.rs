@@ -160,7 +160,10 @@ async fn call_by_gate(gated: &Gated, peer: Option<IpAddr>, head: &Parts, data: &
         }),
         Ok((AUTHORIZATION, _)) => unary::reply_of(match unary::message_in(fields, data) {
             Err(status) => Err(status),
-            Ok(asked) => authorization::check_by_gate(gated, peer, asked).await,
+            Ok(asked) => {
+                let size = data.len() + gate::size_of_fields(fields);
+                authorization::check_by_gate(gated, peer, asked, size).await
+            }
         }),
         Ok(_) => unary::answer(fields, data, |asked| health::check(serving, &asked)),
     }

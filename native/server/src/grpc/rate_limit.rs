@@ -59,14 +59,15 @@ pub async fn should_rate_limit_by_gate(
     let worker = &gated.worker;
     let plan = &worker.plan;
     // What is described isn't held while Python is asked.
-    let uses = described(plan, peer, asked).map(|each| worker.uses(&requests(&each, plan, asked.hits_addend)));
-    let decided = match uses {
+    let matched = described(plan, peer, asked)
+        .map(|each| worker.for_gate(&requests(&each, plan, asked.hits_addend), Mode::Charge));
+    let decided = match matched {
         Err(status) => Err(status),
         Ok(Err(denied)) => Ok(*denied),
-        Ok(Ok(uses)) => {
+        Ok(Ok(matched)) => {
             let entries: usize = asked.descriptors.iter().map(|one| one.entries.len() + 1).sum();
-            let outcome = worker.charged_by_gate(&gated.asking, uses, size + entries * PIECE).await;
-            outcome.map_err(Status::invalid_argument)
+            let outcome = worker.charged_by_gate(&gated.asking, matched, size + entries * PIECE).await;
+            outcome.map_err(|reason| Status::invalid_argument(format!("{reason}: send fewer descriptors")))
         }
     };
     answered(&gated.serving, gated.number, plan, asked, decided)
