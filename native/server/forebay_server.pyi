@@ -26,8 +26,8 @@ class Gate:
     """The rules of a file whose limits Python charges, as ``forebay.serving.gated`` has them.
 
     `document` is as that of a plan, and `limiters` are those of its first limits. The methods of `charging` are called
-    in so many threads. A question that isn't answered within `within_s` is denied by 503. Raises as ``Plan``.
-    *Threads*: safe. *Fork*: the child makes its own.
+    in so many threads. `books`: whether the limits can book ahead. A question that isn't answered within `within_s` is
+    denied by 503. Raises as ``Plan``. *Threads*: safe. *Fork*: the child makes its own.
     """
 
     def __new__(
@@ -36,6 +36,7 @@ class Gate:
         limiters: Sequence[object],
         charging: object,
         *,
+        books: bool,
         threads: int,
         within_s: float,
     ) -> Gate: ...

@@ -30,6 +30,7 @@ from test_server_rules import HELD, KEYS, KINDS, LIMIT, RULE, RULES, compare, dr
 from forebay import InvalidRuleFile, Store, TokenBucket, connect
 from forebay.redis import LeasedStore, RedisStore
 from forebay.serving.plan import plan_of
+from forebay.serving.taken import TakenCharges
 
 Serve = Callable[..., DecisionServer]
 
@@ -231,15 +232,16 @@ def test_a_service_names_a_proxy_as_the_client(redis: RedisServer, serve: Serve,
 def test_other_questions_are_refused_with_the_reason(redis: RedisServer, serve: Serve, store_name: str) -> None:
     server = serve(THREE, store=url_of(redis, "strict", store_name))
     question = {"uri": "/api/x", "client": "192.0.2.7"}
-    for call in ("reserve", "refund", "acquire", "renew", "release"):
+    for call in ("acquire", "renew", "release"):
         reply = server.ask(call, **question)
-        assert (reply["http"], "answers /v1/decide, /v1/peek and /v1/batch only" in reply["error"]) == (501, True)
-    for more in ({"request_id": "a"}, {"refundable": True}):
-        for reply in (
-            server.ask("decide", **question, **more),
-            server.ask("batch", requests=[question, {**question, **more}]),
-        ):
-            assert (reply["http"], "leave request_id and refundable out" in reply["error"]) == (501, True)
+        assert (reply["http"], "holds permits in the memory of a host only" in reply["error"]) == (501, True)
+    again = {**question, "request_id": "a"}
+    for reply in (
+        server.ask("decide", **again),
+        server.ask("reserve", **again, max_delay=1),
+        server.ask("batch", requests=[question, again]),
+    ):
+        assert (reply["http"], "leave request_id out" in reply["error"]) == (501, True)
     # None of them was charged.
     assert [asked(server) for _ in range(4)] == [200] * 3 + [429]
 
@@ -305,6 +307,110 @@ def test_callers_of_other_hosts_may_only_peek(redis: RedisServer, serve: Serve, 
     server = serve(THREE, "--token-file", str(token), store=redis.url)
     question = {"uri": "/api/x", "client": "192.0.2.7"}
     assert [server.ask(call, **question)["http"] for call in ("peek", "decide", "batch")] == [200, 401, 401]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_charge_is_given_back_once(redis: RedisServer, serve: Serve, store_name: str, mode: str) -> None:
+    url = url_of(redis, mode, store_name)
+    server, other = serve(THREE, store=url), serve(THREE, store=url)
+    question = {"uri": "/api/x", "client": "192.0.2.7", "refundable": True}
+    [reply, uncharged] = server.ask("batch", requests=[question, {**question, "uri": "/other"}])["replies"]
+    assert [reply["allowed"], uncharged["limits"]] == [True, []]
+    # Each server knows its own charges.
+    assert other.ask("refund", charge=reply["charge"])["refunded"] is False
+    for charge in (reply["charge"], uncharged["charge"]):
+        assert [server.ask("refund", charge=charge)["refunded"] for _ in range(2)] == [True, False]
+    replies = [server.ask("decide", **question) for _ in range(4)]
+    assert [(one["allowed"], "charge" in one) for one in replies] == [(True, True)] * 3 + [(False, False)]
+    assert "charge" not in server.ask("decide", uri="/other", client="192.0.2.7")
+    assert server.ask("refund", charge="")["refunded"] is False
+
+
+def test_a_charge_comes_back_in_its_own_window(redis: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    rules = [LIMIT.replace("a]", f"{name}]") + RULE.replace('"a"', f'"{name}"') for name in "ab"]
+    file.write_text("version = 1\n" + "".join(f'{rule}key = "everyone"\n' for rule in rules))
+    with redis.client() as client, moved_by_tests(), RedisStore(redis.url, timeout=60) as store:
+        clock = ServerClock(client)
+        plan: Any = plan_of(file, store)
+        uses = [(0, "everyone", 1), (1, "everyone", 2)]
+        first, second = (plan.charging.take(uses) for _ in range(2))
+        assert first[0]
+        assert second[0]
+        assert plan.charging.give_back(first[2])
+        peeked = plan.charging.peek([(0, "everyone", 1), (1, "everyone", 0)])
+        assert [(numbers[0], numbers[2]) for numbers in peeked[1]] == [(True, 4), (True, 3)]
+        clock.set_us(clock.now_us + 3_600_000_000)
+        assert plan.charging.hit([(0, "everyone", 5), (1, "everyone", 5)], None)[0]
+        assert plan.charging.give_back(second[2])
+        assert not plan.charging.hit(uses[:1], None)[0]
+        assert not plan.charging.hit(uses[1:], None)[0]
+
+
+BOOKED = """
+[limits.slow]
+algorithm = "token-bucket"
+rate = "1/hour"
+burst = 1
+[limits.day]
+algorithm = "fixed-window"
+rate = "3/day"
+[[rules]]
+name = "slow"
+limits = ["day", "slow"]
+"""
+
+
+@pytest.mark.parametrize("mode", ["strict", "synced", ""])
+def test_a_reservation_books_ahead_and_is_given_back(
+    redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    server = serve(BOOKED, store=url_of(redis, mode, store_name) if mode else "")
+
+    def reserve(max_delay: float) -> Any:
+        return server.ask("reserve", uri="/", client="192.0.2.7", max_delay=max_delay)
+
+    first, second = reserve(0), reserve(0.5)
+    assert (first["allowed"], first["delay"], second["allowed"], second["status"]) == (True, 0, False, 429)
+    assert [(limit["name"], limit["remaining"]) for limit in first["limits"]] == [("day", 2), ("slow", 0)]
+    [limit] = second["limits"]
+    assert (limit["name"], limit["allowed"], limit["limit"], limit["remaining"]) == ("slow", False, 1, 0)
+    assert 3500 < limit["retry_after"] <= 3600
+    second, third = reserve(86_400), reserve(86_400)
+    assert 3500 < second["delay"] <= 3600 < 7100 < third["delay"] <= 7200
+    assert reserve(86_400)["limits"][0]["name"] == "day"
+    assert server.ask("refund", charge=third["charge"])["refunded"]
+    again = reserve(86_400)
+    assert (again["allowed"], 7100 < again["delay"] <= 7200) == (True, True)
+
+
+def test_leased_limits_do_not_book_ahead(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    server = serve(THREE, store=url_of(redis, "leased", store_name))
+    reply = server.ask("reserve", uri="/api/x", client="192.0.2.7", max_delay=0)
+    assert (reply["http"], "leased limits can't book ahead" in reply["error"]) == (501, True)
+
+
+def test_a_charge_that_redis_may_not_have_given_back_is_not_given_back_again(
+    own_redis: RedisServer, serve: Serve
+) -> None:
+    server = serve(THREE, store=own_redis.url)
+    charge = server.ask("decide", uri="/api/x", client="192.0.2.7", refundable=True)["charge"]
+    own_redis.process.kill()
+    own_redis.process.wait()
+    reply = server.ask("refund", charge=charge)
+    assert (reply["http"], "has come back, or stays" in reply["error"]) == (503, True)
+    assert server.ask("refund", charge=charge)["refunded"] is False
+    assert server.ask("reserve", uri="/api/x", client="192.0.2.7", max_delay=1)["status"] == 503
+
+
+def test_the_newest_charges_are_remembered() -> None:
+    charges = TakenCharges()
+    first, *others = (charges.add([("header", "a" * 65_000), "b"], [number]) for number in range(1000))
+    assert charges.pop(first) is None
+    assert charges.pop(others[-1]) == [999]
+    assert charges.pop(others[-1]) is None
+    known = [charges.pop(one) is not None for one in others[:-1]]
+    assert (sum(known), known) == (984, [False] * 14 + [True] * 984)
 
 
 SEVENTEEN = "".join(
@@ -713,12 +819,20 @@ class Charging:
         if uses[0][1][-1] == "/say":
             print(uses, once, flush=True)
         names = [key[-1] for _, key, _ in uses]
-        decisions = [(name != "/denied", 9, 8, 0, 10**9, False) for name in names]
-        return "/no" not in names, decisions[1:] if names[-1] == "/few" else decisions
+        decisions = [(name != "/denied", 9, 8, 0, 10**9, False, 0) for name in names]
+        return "/no" not in names, decisions[1:] if names[-1] == "/few" else decisions, None
 
+    def take(self, uses):
+        return self.hit(uses, None)
+
+    def give_back(self, charge):
+        act(charge)
+        return True
+
+gate = forebay_server.Gate(sys.argv[2], [], Charging(), books=True, threads=1, within_s=float(sys.argv[1]))
 server = forebay_server.Server(
-    forebay_server.Gate(sys.argv[2], [], Charging(), threads=1, within_s=float(sys.argv[1])), ["127.0.0.1:0"],
-    threads=1, connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True, live=None, tls=None,
+    gate, ["127.0.0.1:0"], threads=1, connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True,
+    live=None, tls=None,
 )
 print("listening on", server.addresses[0], flush=True)
 assert 0 < server.run() <= 60
@@ -778,6 +892,17 @@ def test_a_batch_has_one_time_for_all(tmp_path: Path) -> None:
         said, _ = server.process.communicate(timeout=60)
         # Those that are left are charged to no limit.
         assert said == "hanging\n"
+
+
+def test_a_charge_that_cannot_be_given_back_is_no_permission(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=0.5) as server:
+        reply = server.ask("decide", uri="/", headers={"user": "a"}, refundable=True)
+        assert (reply["status"], "charge" in reply, unanswered(server)["failed"]) == (503, False, 1)
+        assert server.ask("refund", charge="a")["refunded"] is True
+        for charge, reason in (("/fail", "failed"), ("/hang", "late")):
+            before = unanswered(server)[reason]
+            assert server.ask("refund", charge=charge)["http"] == 503
+            assert unanswered(server)[reason] == before + 1
 
 
 def test_a_request_id_is_one_of_a_path_and_methods(tmp_path: Path) -> None:

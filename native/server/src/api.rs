@@ -11,6 +11,7 @@ use crate::answers::Answer;
 use crate::charges::Charged;
 use crate::client::{ClientAddress, as_address};
 use crate::decide::{LimitDecision, Mode, Outcome, Worker};
+use crate::gate::{Asking, GivenBack};
 use crate::gated::Gated;
 use crate::ids::{self, Ids, Reply};
 use crate::leases::{Leases, Open};
@@ -30,8 +31,7 @@ const LONGEST_DELAY_S: f64 = 86_400.0;
 const LONGEST_ID: usize = 256;
 /// Requests of a batch. A reply may be a hundred times as long as its question.
 const LARGEST_BATCH: usize = 256;
-const NOT_BY_GATE: &str = "by limits in Redis the server answers /v1/decide, /v1/peek and /v1/batch only: for this call, \
-     keep the limits in shm:///NAME?keys=1000000";
+const IN_MEMORY: &str = "for this call, keep the limits in shm:///NAME?keys=1000000";
 
 /// What the calls of all threads share.
 #[derive(Default)]
@@ -296,7 +296,6 @@ impl<'a> Described<'a> {
 
     fn reply(&self, worker: &Worker, shared: &Shared, mut outcome: Outcome) -> Result<Reply, String> {
         let (charges, held) = (std::mem::take(&mut outcome.charges), std::mem::take(&mut outcome.held));
-        let delay_ns = outcome.decisions.iter().map(|one| one.decision.delay_ns).max();
         let allowed = outcome.denial.is_none();
         let request_id = &self.question.request_id;
         let lasting = held.iter().filter_map(|one| worker.plan.limits[one.limit].concurrency);
@@ -308,7 +307,7 @@ impl<'a> Described<'a> {
         let is_refundable = allowed && (self.question.refundable || matches!(self.mode, Mode::Book(_)));
         let document = ReplyDocument {
             charge: is_refundable.then(|| Charged::new(&worker.plan, charges, request_id.clone()).text()),
-            delay: matches!(self.mode, Mode::Book(_)).then(|| delay_ns.unwrap_or(0) as f64 / NS),
+            delay: outcome.delay(self.mode),
             lease,
             ..ReplyDocument::new(&worker.plan, outcome)
         };
@@ -317,11 +316,14 @@ impl<'a> Described<'a> {
         Ok(Reply { allowed, text, lasts: lasts.unwrap_or(ids::LASTS) })
     }
 
-    /// An error if Python's gate can't answer it.
-    fn checked_for_gate(self) -> Result<Described<'a>, Refused> {
-        if self.question.refundable || self.question.request_id.is_some() {
-            let reason = "the server remembers no questions about limits in Redis: leave request_id and refundable out";
+    /// An error if it can't be answered by limits that Python charges.
+    fn checked_for_gate(self, asking: &Asking) -> Result<Described<'a>, Refused> {
+        if self.question.request_id.is_some() {
+            let reason = "the server remembers no questions about limits in Redis: leave request_id out";
             return Err((StatusCode::NOT_IMPLEMENTED, reason.to_owned()));
+        }
+        if matches!(self.mode, Mode::Book(_)) && !asking.books() {
+            return Err((StatusCode::NOT_IMPLEMENTED, format!("leased limits can't book ahead: {IN_MEMORY}")));
         }
         Ok(self)
     }
@@ -337,27 +339,58 @@ fn unreadable(reason: String) -> Refused {
 /// Answer a call about limits that Python charges.
 pub async fn answer_by_gate(call: AskedBy, gated: &Gated, data: Vec<u8>) -> Result<(bool, String), Refused> {
     match call {
-        AskedBy::Decide | AskedBy::Peek => {
-            let asked = {
+        AskedBy::Decide | AskedBy::Peek | AskedBy::Reserve => {
+            let (asked, mode) = {
                 let question = read(&data).map_err(unreadable)?;
                 let described = Described::new(call, gated.worker.plan.client.as_ref(), &question);
-                let described = described.map_err(unreadable)?.checked_for_gate()?;
-                gated.worker.for_gate(&[described.asked(&gated.worker)], described.mode)
+                let described = described.map_err(unreadable)?.checked_for_gate(&gated.asking)?;
+                (gated.worker.for_gate(&[described.asked(&gated.worker)], described.mode), described.mode)
             };
             // It isn't held while Python is asked.
             drop(data);
-            document(&gated.worker.plan, gated.decided(asked, 0).await)
+            document(&gated.worker.plan, gated.decided(asked, 0).await, mode)
         }
         AskedBy::Batch => batch_by_gate(gated, data).await,
-        _ => Err((StatusCode::NOT_IMPLEMENTED, NOT_BY_GATE.to_owned())),
+        AskedBy::Refund => refund_by_gate(&gated.asking, data).await,
+        _ => {
+            let reason = format!("the server holds permits in the memory of a host only: {IN_MEMORY}");
+            Err((StatusCode::NOT_IMPLEMENTED, reason))
+        }
     }
 }
 
-fn document(plan: &Plan, outcome: Outcome) -> Result<(bool, String), Refused> {
-    let document = ReplyDocument::new(plan, outcome);
+/// Give a charge back, once. This server has to have made it.
+async fn refund_by_gate(asking: &Asking, data: Vec<u8>) -> Result<(bool, String), Refused> {
+    let Refund { charge } = read(&data).map_err(unreadable)?;
+    drop(data);
+    let unavailable = |reason: &str| Err((StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()));
+    let refunded = match asking.give_back(charge).await {
+        GivenBack::Now => true,
+        GivenBack::Unknown => false,
+        GivenBack::NotAsked => return unavailable("the server has too many questions: ask again"),
+        GivenBack::Perhaps => return unavailable("Redis hasn't answered: the charge has come back, or stays"),
+    };
+    Ok((refunded, refunded_document(refunded)))
+}
+
+fn refunded_document(refunded: bool) -> String {
+    format!("{{\"refunded\":{refunded}}}")
+}
+
+fn document(plan: &Plan, mut outcome: Outcome, mode: Mode) -> Result<(bool, String), Refused> {
+    let (charge, delay) = (outcome.charge.take(), outcome.delay(mode));
+    let document = ReplyDocument { charge, delay, ..ReplyDocument::new(plan, outcome) };
     let text = serde_json::to_string(&document);
     let text = text.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok((document.allowed, text))
+}
+
+impl Outcome {
+    /// Of a reservation: seconds until the request may proceed.
+    fn delay(&self, mode: Mode) -> Option<f64> {
+        let delay_ns = self.decisions.iter().map(|one| one.decision.delay_ns).max();
+        matches!(mode, Mode::Book(_)).then(|| delay_ns.unwrap_or(0) as f64 / NS)
+    }
 }
 
 /// As `batch`, with one time for all of them. Those that are left by then are charged to nothing.
@@ -365,11 +398,12 @@ async fn batch_by_gate(gated: &Gated, data: Vec<u8>) -> Result<(bool, String), R
     let (worker, client) = (&gated.worker, gated.worker.plan.client.as_ref());
     let batch: Batch = read(&data).map_err(unreadable)?;
     let described = batch.described(client).map_err(unreadable)?;
-    let described = described.into_iter().map(Described::checked_for_gate).collect::<Result<Vec<_>, _>>()?;
+    let described = described.into_iter().map(|one| one.checked_for_gate(&gated.asking));
+    let described = described.collect::<Result<Vec<_>, _>>()?;
     let mut outcomes = Vec::with_capacity(described.len());
     let in_time = gated.asking.in_time(async {
         for one in &described {
-            let asked = worker.for_gate(&[one.asked(worker)], Mode::Charge);
+            let asked = worker.for_gate(&[one.asked(worker)], one.mode);
             // The questions are held as they were sent, and as they were read.
             outcomes.push(gated.decided(asked, 2 * data.len()).await);
         }
@@ -379,7 +413,7 @@ async fn batch_by_gate(gated: &Gated, data: Vec<u8>) -> Result<(bool, String), R
         gated.asking.count_late(left);
         outcomes.extend((0..left).map(|_| Outcome::unavailable()));
     }
-    let replies = outcomes.into_iter().map(|outcome| document(&worker.plan, outcome));
+    let replies = outcomes.into_iter().zip(&described).map(|(outcome, one)| document(&worker.plan, outcome, one.mode));
     Ok(joined(&replies.collect::<Result<Vec<_>, _>>()?))
 }
 
@@ -415,7 +449,7 @@ fn refund(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
         // A question that is sent again is charged again.
         shared.ids.forget(&id);
     }
-    Ok((refunded, format!("{{\"refunded\":{refunded}}}")))
+    Ok((refunded, refunded_document(refunded)))
 }
 
 fn renew(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {

@@ -41,19 +41,19 @@ impl Worker {
                 "the request has {count} charges, and over Redis at most {MOST_LIMITS} are made at once"
             ));
         }
-        let outcome = if enforced.is_empty() {
+        let outcome = if enforced.is_empty() && matches!(mode, Mode::Charge | Mode::Peek) {
             Outcome::default()
         } else {
             let size = size + enforced.iter().chain(&shadows).map(Use::size).sum::<usize>();
             match asking.charge(Question::new(&enforced, how(&enforced, mode, id.as_ref())), size).await {
                 None => Outcome::unavailable(),
-                Some(decided) => self.outcome_by_gate(&enforced, &decided, mode),
+                Some((decided, charge)) => Outcome { charge, ..self.outcome_by_gate(&enforced, &decided, mode) },
             }
         };
         if outcome.denial.is_none() && mode != Mode::Peek {
             for one in &shadows {
                 let uses = std::slice::from_ref(one);
-                asking.charge_shadow(Question::new(uses, how(uses, mode, id.as_ref())));
+                asking.charge_shadow(Question::new(uses, how(uses, Mode::Charge, id.as_ref())));
             }
         }
         Ok(outcome)
@@ -72,9 +72,13 @@ impl Worker {
 }
 
 fn how(uses: &[Use<'_>], mode: Mode, id: Option<&Vec<String>>) -> How {
-    if mode == Mode::Peek {
-        return How::Peek;
+    match mode {
+        Mode::Peek => How::Peek,
+        Mode::Book(max_delay_ns) => How::Book(max_delay_ns),
+        Mode::Refundable => How::Take,
+        Mode::Charge | Mode::Hold => {
+            let from = uses.iter().position(|one| one.rule.is_once);
+            How::Hit(from.map(|from| Once { from, id: id.cloned() }))
+        }
     }
-    let from = uses.iter().position(|one| one.rule.is_once);
-    How::Hit(from.map(|from| Once { from, id: id.cloned() }))
 }

@@ -47,6 +47,8 @@ pub struct Outcome {
     pub decisions: Vec<LimitDecision>,
     /// Of an admitted request.
     pub charges: Vec<Charge>,
+    /// The same, if Python has made them.
+    pub charge: Option<String>,
     pub held: Vec<Held>,
 }
 

@@ -57,6 +57,10 @@ pub struct Question {
 pub enum How {
     /// All are charged, or none.
     Hit(Option<Once>),
+    /// The same, and the charge can be given back.
+    Take,
+    /// The same, if the request may proceed within so many nanoseconds.
+    Book(u64),
     /// Their decisions are only read.
     Peek,
 }
@@ -70,12 +74,25 @@ pub struct Once {
     pub id: Option<Vec<String>>,
 }
 
+/// What Python has decided, and the charge by which that can be given back.
+///
 /// None: the store can't be asked, or Python hasn't answered.
-pub type Charged = Option<Decided>;
+pub type Charged = Option<(Decided, Option<String>)>;
 
-/// A decision of Python: whether it allows, its limit, what remains, when to ask again, when the key is as fresh, and
-/// whether the store has no room.
-type Numbers = (bool, u64, u64, u64, u64, bool);
+/// Whether a charge was given back.
+pub enum GivenBack {
+    Now,
+    /// This server doesn't know it, or not any more.
+    Unknown,
+    /// It wasn't asked for, and can be.
+    NotAsked,
+    /// Nobody knows.
+    Perhaps,
+}
+
+/// A decision of Python: whether it allows, its limit, what remains, when to ask again, when the key is as fresh, whether
+/// the store has no room, and the time until the request may proceed.
+type Numbers = (bool, u64, u64, u64, u64, bool, u64);
 
 impl Question {
     pub fn new(uses: &[Use<'_>], how: How) -> Question {
@@ -130,6 +147,8 @@ pub struct Gate {
     pub plan: Arc<Plan>,
     /// As `forebay.serving.gated` has it.
     charging: Py<PyAny>,
+    /// Whether the limits can book ahead.
+    books: bool,
     threads: usize,
     /// A question that has waited so long is answered by 503.
     within: Duration,
@@ -140,9 +159,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    pub fn new(plan: Plan, charging: Py<PyAny>, threads: usize, within: Duration) -> Gate {
+    pub fn new(plan: Plan, charging: Py<PyAny>, books: bool, threads: usize, within: Duration) -> Gate {
         let (plan, unanswered, bytes) = (Arc::new(plan), Default::default(), AtomicUsize::new(0));
-        Gate { plan, charging, threads, within, unanswered, bytes }
+        Gate { plan, charging, books, threads, within, unanswered, bytes }
     }
 
     /// How many questions were answered by 503 here, by the reasons.
@@ -204,25 +223,49 @@ impl Gate {
                 let once = once.as_ref().map(|once| (once.from, &once.id));
                 charging.call_method1(intern!(py, "hit"), (asked, once))?
             }
+            How::Take => charging.call_method1(intern!(py, "take"), (asked,))?,
+            How::Book(max_delay_ns) => charging.call_method1(intern!(py, "book"), (asked, *max_delay_ns))?,
             How::Peek => charging.call_method1(intern!(py, "peek"), (asked,))?,
         };
-        let Some((allowed, each)) = replied.extract::<Option<(bool, Vec<Option<Numbers>>)>>()? else {
-            return Ok(None);
-        };
+        let replied: Option<(bool, Vec<Option<Numbers>>, Option<String>)> = replied.extract()?;
+        let Some((allowed, each, charge)) = replied else { return Ok(None) };
         let count = each.len();
         let each = each.into_iter().enumerate().filter_map(|(place, numbers)| {
-            let (allowed, limit, remaining, retry_after_ns, reset_after_ns, full) = numbers?;
-            let (allowed, full) = (allowed.into(), full.into());
-            let decision =
-                Decision { allowed, limit, remaining, retry_after_ns, reset_after_ns, full, ..Default::default() };
-            Some((place, decision))
+            let (allowed, limit, remaining, retry_after_ns, reset_after_ns, full, delay_ns) = numbers?;
+            Some((
+                place,
+                Decision {
+                    allowed: allowed.into(),
+                    limit,
+                    remaining,
+                    retry_after_ns,
+                    reset_after_ns,
+                    full: full.into(),
+                    delay_ns,
+                    ..Decision::default()
+                },
+            ))
         });
         let each: Vec<_> = each.collect();
         let all_allow = each.len() == count && each.iter().all(|(_, decision)| decision.allowed != 0);
-        if count != uses.len() || each.is_empty() || (allowed && !all_allow) {
+        let is_decided = all_allow || !allowed && !each.is_empty();
+        if count != uses.len() || !is_decided {
             return Err(PyValueError::new_err("not every limit has decided, and none has denied"));
         }
-        Ok(Some(Decided { allowed, each }))
+        if matches!(how, How::Take | How::Book(_)) && charge.is_some() != allowed {
+            return Err(PyValueError::new_err("a charge that can't be given back"));
+        }
+        Ok(Some((Decided { allowed, each }, charge)))
+    }
+
+    /// Give a charge back, once. Waits for Redis.
+    fn given_back(&self, py: Python<'_>, charge: &str) -> PyResult<GivenBack> {
+        let replied = self.charging.bind(py).call_method1(intern!(py, "give_back"), (charge,))?;
+        Ok(match replied.extract()? {
+            Some(true) => GivenBack::Now,
+            Some(false) => GivenBack::Unknown,
+            None => GivenBack::Perhaps,
+        })
     }
 
     fn count(&self, why: Unanswered) {
@@ -252,6 +295,23 @@ impl Asking {
                 None
             }
         }
+    }
+
+    /// Give a charge back, once.
+    pub async fn give_back(&self, charge: String) -> GivenBack {
+        let reply = self.reply(charge.len() + PIECE, move |gate, py| gate.given_back(py, &charge));
+        match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
+            Ok(given_back) => given_back,
+            Err(why) => {
+                self.gate.count(why);
+                if matches!(why, Unanswered::Full) { GivenBack::NotAsked } else { GivenBack::Perhaps }
+            }
+        }
+    }
+
+    /// Whether the limits can book ahead.
+    pub fn books(&self) -> bool {
+        self.gate.books
     }
 
     /// What is asked in time, however many questions that are; None if they aren't answered by then.

@@ -76,17 +76,18 @@ struct Gate {
 #[pymethods]
 impl Gate {
     #[new]
-    #[pyo3(signature = (document, limiters, charging, *, threads, within_s))]
+    #[pyo3(signature = (document, limiters, charging, *, books, threads, within_s))]
     fn new(
         py: Python<'_>,
         document: &str,
         limiters: Vec<pyo3::Bound<'_, PyAny>>,
         charging: Py<PyAny>,
+        books: bool,
         threads: usize,
         within_s: f64,
     ) -> PyResult<Gate> {
         let plan = plan::Plan::new(py, document, &limiters, true).map_err(PyValueError::new_err)?;
-        let gate = Arc::new(gate::Gate::new(plan, charging, threads, duration(within_s)?));
+        let gate = Arc::new(gate::Gate::new(plan, charging, books, threads, duration(within_s)?));
         Ok(Gate { gate, asking: OnceLock::new() })
     }
 

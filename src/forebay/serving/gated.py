@@ -5,7 +5,9 @@ Limits over Redis, leased and synced ones are charged as by the gate of the midd
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -14,7 +16,9 @@ from forebay.core.all_of import AllOf, reserve_each
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable
 from forebay.flows import run
+from forebay.rate import NS
 from forebay.rules.building import Built, BuiltRule
+from forebay.serving.taken import TakenCharges
 from forebay.web.charging_once import ChargedOnce, charged_once, check_together
 from forebay.web.cleanup import RequestCleanup
 from forebay.web.denials import log_for_operator
@@ -32,15 +36,17 @@ _MOST_COMBINATIONS: Final = 4096
 
 Use: TypeAlias = tuple[int, str | tuple[str, ...], int]
 """The number of a limiter, a key, and a cost."""
-Numbers: TypeAlias = tuple[bool, int, int, int, int, bool]
-"""A decision: whether it allows, its limit, what remains, when to ask again and when the key is as fresh, in
-nanoseconds, and whether the store has no room.
+Numbers: TypeAlias = tuple[bool, int, int, int, int, bool, int]
+"""A decision: whether it allows, its limit, what remains, when to ask again and when the key is as fresh, whether the
+store has no room, and the time until the request may proceed. Times are in nanoseconds.
 """
-Answer: TypeAlias = tuple[bool, list[Numbers | None]] | None
+Decided: TypeAlias = tuple[bool, Sequence[Numbers | None], str | None]
 """Whether a request is allowed, and the decisions of its uses: of a denied request, at least those that deny it.
 
-A denial by a limit that is below the cost is for good. None: the store can't be asked.
+A denial by a limit that is below the cost is for good. Behind them the id of the charge, if that can be given back.
 """
+Answer: TypeAlias = Decided | None
+"""None: the store can't be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ class GatePlan:
 
     def compiled(self, server: Any) -> Any:
         """As the module `forebay_server` takes it."""
-        return server.Gate(self.document, self.of_bans, self.charging, threads=_THREADS, within_s=self.within_s)
+        options = {"books": self.charging.books, "threads": _THREADS, "within_s": self.within_s}
+        return server.Gate(self.document, self.of_bans, self.charging, **options)
 
 
 def gate_plan(
@@ -93,6 +100,8 @@ class Charging:
         self._executor = store.executor if hasattr(store, "together") else None
         """If Redis decides each request, by one script."""
         self._is_leased = getattr(store, "is_leased", False)
+        self._timeout_s = getattr(store, "redis_store", store).executor.timeout_s
+        self._taken = TakenCharges()
         remembering = functools.lru_cache(_MOST_COMBINATIONS)
         self._all_of = remembering(self._make_all_of)
         self._once_of = remembering(self._make_once)
@@ -113,76 +122,127 @@ class Charging:
         """What `hit` would return now, without an id."""
         return self._answer(uses, self._peek)
 
-    def _answer(self, uses: list[Use], decide: Callable[[list[Use]], tuple[bool, Sequence[Decision | None]]]) -> Answer:
+    def take(self, uses: list[Use]) -> Answer:
+        """As `hit`, without an id. The charge can be given back."""
+        return self._answer(uses, self._take)
+
+    @property
+    def books(self) -> bool:
+        """Whether `book` may be called."""
+        return not self._is_leased
+
+    def book(self, uses: list[Use], max_delay_ns: int) -> Answer:
+        """As `take`, if the request may proceed within this time."""
+        return self._answer(uses, lambda uses: self._book(uses, max_delay_ns))
+
+    def give_back(self, charge: str) -> bool | None:
+        """Give a charge back: whether it is known, which it is once. None: nobody knows whether it has come back."""
+        taken = self._taken.pop(charge)
+        if taken is None:
+            return False
+        return _give_back(taken) or None
+
+    def _answer(self, uses: list[Use], decide: Callable[[list[Use]], Decided]) -> Answer:
         try:
-            is_allowed, each = decide(uses)
+            return decide(uses)
         except CostExceedsLimit as error:
-            return False, [self._never(use, error) for use in uses]
+            return False, [self._never(use, error) for use in uses], None
         except STORE_ERRORS as error:
             # Redis logs its own outages.
             if not isinstance(error, StoreUnavailable):
                 log_for_operator("charged to no limit", error)
             return None
-        return is_allowed, [None if decision is None else _numbers(decision) for decision in each]
 
-    def _hit(self, uses: list[Use]) -> tuple[bool, Sequence[Decision]]:
+    def _hit(self, uses: list[Use]) -> Decided:
         if len(uses) == 1:
             [(number, key, cost)] = uses
-            each = [self._limiters[number].hit(key, cost)]
-        else:
-            all_of = self._all_of(_numbers_of(uses))
-            if self._executor is None:
-                each = all_of.hit_each(*_lists(uses))
-            else:
-                each = all_of.hit_each_within(self._executor.patience(), *_lists(uses))
-        return all(each), each
+            return _decided([self._limiters[number].hit(key, cost)])
+        all_of = self._all_of(_numbers_of(uses))
+        if self._executor is None:
+            return _decided(all_of.hit_each(*_lists(uses)))
+        return _decided(all_of.hit_each_within(self._executor.patience(), *_lists(uses)))
 
-    def _peek(self, uses: list[Use]) -> tuple[bool, Sequence[Decision]]:
-        if len(uses) == 1 or self._executor is None:
-            each = [self._limiters[number].peek(key, cost) for number, key, cost in uses]
-        else:
-            all_of = self._all_of(_numbers_of(uses))
-            each = all_of.peek_each_within(self._executor.patience(), *_lists(uses))
-        return all(each), each
+    def _peek(self, uses: list[Use]) -> Decided:
+        return _decided(self._peeked(uses))
 
-    def _hit_once(
-        self, before: list[Use], last: list[Use], request_id: tuple[str, ...] | None
-    ) -> tuple[bool, Sequence[Decision | None]]:
+    def _peeked(self, uses: list[Use]) -> list[Decision]:
+        if len(uses) <= 1 or self._executor is None:
+            return [self._limiters[number].peek(key, cost) for number, key, cost in uses]
+        all_of = self._all_of(_numbers_of(uses))
+        return all_of.peek_each_within(self._executor.patience(), *_lists(uses))  # type: ignore[no-any-return]
+
+    def _hit_once(self, before: list[Use], last: list[Use], request_id: tuple[str, ...] | None) -> Decided:
         """Charge uses, and those of a request and its retries: after all others, as they are never given back."""
         once = self._once_of(_numbers_of(last))
-        cleanup = RequestCleanup(None if self._executor is None else self._executor.patience())
+        cleanup = RequestCleanup(self._patience())
         is_allowed = False
         try:
-            reserved = self._reserved(before, once.rules[0], cleanup) if before else []
-            if len(cleanup.reserved) < bool(before):
-                return False, [*reserved, *[None] * len(last)]
+            is_reserved, reserved, taken = self._reserved(before, cleanup.patience)
+            if not is_reserved:
+                return False, [*map(_numbers, reserved), *[None] * len(last)], None
+            cleanup.reserved += [(once.rules[0], one) for one in taken]
             is_allowed, each = run(once.charge_by(request_id, *_lists(last), cleanup))
-            return is_allowed, [*(reserved if is_allowed else [None] * len(before)), *each]
+            shown = map(_numbers, reserved) if is_allowed else [None] * len(before)
+            return is_allowed, [*shown, *map(_numbers, each)], None
         finally:
             if not is_allowed:
                 cleanup.roll_back()
 
-    def _reserved(self, uses: list[Use], rule: Rule, cleanup: RequestCleanup) -> Sequence[Decision]:
-        """Charge uses so that `cleanup` can give them back. If they are denied, it has nothing."""
+    def _take(self, uses: list[Use]) -> Decided:
+        is_allowed, decisions, taken = self._reserved(uses, self._patience())
+        return is_allowed, [*map(_numbers, decisions)], self._taken.add(_lists(uses)[0], taken) if is_allowed else None
+
+    def _reserved(self, uses: list[Use], patience: Any) -> tuple[bool, Sequence[Decision], Sequence[Any]]:
+        """Charge uses, all or none: whether they are, the decisions, and what gives the charges back."""
+        if not uses:
+            return True, [], []
         all_of = self._all_of(_numbers_of(uses))
         if self._executor is not None:
-            decisions, taken = all_of.admit(cleanup.patience, *_lists(uses))
-        else:
-            if self._is_leased:
-                charge = all_of.charge(*_lists(uses))
-                decisions = charge.decisions
-            else:
-                charge, decisions = reserve_each(all_of, *_lists(uses))
-            taken = [charge] if charge else []
-        cleanup.reserved += [(rule, one) for one in taken]
-        return decisions  # type: ignore[no-any-return]
+            decisions, taken = all_of.admit(patience, *_lists(uses))
+            return bool(taken), decisions, taken
+        if self._is_leased:
+            charge = all_of.charge(*_lists(uses))
+            return bool(charge), charge.decisions, [charge]
+        charge, decisions = reserve_each(all_of, *_lists(uses))
+        return bool(charge), decisions, [charge]
+
+    def _book(self, uses: list[Use], max_delay_ns: int) -> Decided:
+        until_s = time.monotonic() + self._timeout_s
+        booked: list[Any] = []
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: _give_back(booked))
+            for place, (number, key, cost) in enumerate(uses):
+                if booked and time.monotonic() > until_s:
+                    raise StoreUnavailable("the store has taken too long for the limits before")
+                booking = self._limiters[number].reserve(key, cost, max_delay_ns / NS)
+                if not booking:
+                    each: list[Numbers | None] = [None] * len(uses)
+                    each[place] = self._refused(uses[place], booking)
+                    return False, each, None
+                booked.append(booking)
+            seen = self._peeked([(number, key, 0) for number, key, _ in uses])
+            stack.pop_all()
+        shown = [
+            (True, decision.limit, decision.remaining, 0, decision.reset_after_ns, False, booking.delay_ns)
+            for decision, booking in zip(seen, booked, strict=True)
+        ]
+        return True, shown, self._taken.add(_lists(uses)[0], booked)
+
+    def _refused(self, use: Use, booking: Any) -> Numbers:
+        """The decision of a limit that hasn't booked."""
+        number, key, cost = use
+        seen = self._limiters[number].peek(key, cost)
+        return False, seen.limit, seen.remaining, booking.delay_ns, seen.reset_after_ns, booking.full, 0
+
+    def _patience(self) -> Any:
+        return None if self._executor is None else self._executor.patience()
 
     def _never(self, use: Use, error: CostExceedsLimit) -> Numbers | None:
         """The denial by the limit that can never allow so much; None of another limit."""
         number, _, cost = use
         if self._limiters[number].name != error.limiter or cost <= error.limit:
             return None
-        return False, error.limit, 0, 0, 0, False
+        return False, error.limit, 0, 0, 0, False, 0
 
     def _make_all_of(self, numbers: tuple[int, ...]) -> Any:
         return AllOf(*[self._limiters[number] for number in numbers])
@@ -199,6 +259,23 @@ def _lists(uses: list[Use]) -> tuple[list[Any], list[int]]:
     return [key for _, key, _ in uses], [cost for _, _, cost in uses]
 
 
+def _give_back(taken: Iterable[Any]) -> bool:
+    """Give charges back, the last first. Whether all have come back for sure."""
+    is_sure = True
+    for one in reversed([*taken]):
+        try:
+            one.cancel()
+        except STORE_ERRORS as error:
+            is_sure = False
+            if not isinstance(error, StoreUnavailable):
+                log_for_operator("not given back", error)
+    return is_sure
+
+
+def _decided(decisions: Sequence[Decision]) -> Decided:
+    return all(decisions), [*map(_numbers, decisions)], None
+
+
 def _numbers(decision: Decision) -> Numbers:
     return (
         decision.allowed,
@@ -207,4 +284,5 @@ def _numbers(decision: Decision) -> Numbers:
         decision.retry_after_ns,
         decision.reset_after_ns,
         decision.full,
+        0,
     )
