@@ -302,7 +302,6 @@ def test_the_description_has_every_call_and_word(jobs: DecisionServer) -> None:
     booked = jobs.ask("reserve", uri="/other", client=CLIENT, max_delay=1)
     held = jobs.ask("acquire", uri="/jobs", client=CLIENT)
     assert set(schemas["Reply"]["properties"]) == (set(booked) | set(held)) - {"http"}
-    # A reply about limits in Redis has no `limits`.
-    assert set(schemas["Reply"]["required"]) == (set(booked) & set(held)) - {"http", "limits"}
+    assert set(schemas["Reply"]["required"]) == (set(booked) & set(held)) - {"http"}
     assert set(schemas["Limit"]["properties"]) == set(held["limits"][0])
     assert set(schemas["HeldLease"]["properties"]) == set(held["lease"])
