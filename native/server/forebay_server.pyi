@@ -69,7 +69,7 @@ class Server:
         reuse_port: bool,
         token: str | None,
         proxies: bool,
-        live: tuple[Buffer, int, int, Callable[[], tuple[int, Plan | None]]] | None,
+        live: tuple[Buffer, int, int, Callable[[], tuple[int, Plan | Gate | None]]] | None,
         tls: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None,
     ) -> Server: ...
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from decision_server import CLIENT, TIER, DecisionServer
 
-from forebay import Store
+from forebay import connect
 from forebay.rules import FileSource, LiveRules
 from forebay.web.live_gate import gate_of
 from forebay.web.native_requests import WSGIRequest
@@ -42,17 +42,21 @@ TEN = 'algorithm = "fixed-window"\nrate = "10/day"\nalign = "first"'
 class Host:
     """A server, and a worker of the same host in this process."""
 
-    def __init__(self, file: Path, store: str, text: str, started: ExitStack) -> None:
+    def __init__(self, file: Path, url: str, text: str, started: ExitStack) -> None:
         self._file = file
         self.write(text)
-        url = f"shm:///{store}?keys=10000"
         self.server = started.enter_context(
             DecisionServer(file, "--live", "--store", url, "--tier-header", TIER, "--idle", "60")
         )
-        self.store = started.enter_context(Store(store, keys=10_000))
-        source = FileSource(file)
+        store: Any = started.enter_context(connect(url))
         self.rules = started.enter_context(
-            LiveRules(source, store=self.store, interval="10 ms", tier=lambda request: request.header(TIER) or "")
+            LiveRules(
+                FileSource(file),
+                store=store,
+                interval="10 ms",
+                tier=lambda request: request.header(TIER) or "",
+                host=getattr(store, "host", None),
+            )
         )
         self._gate = gate_of(self.rules)
         self.ask_worker("/")  # starts its thread
@@ -86,7 +90,7 @@ def _left(field: str) -> str:
 @pytest.fixture
 def host(tmp_path: Path, store_name: str) -> Iterator[Callable[[str], Host]]:
     with ExitStack() as started:
-        yield lambda text: Host(tmp_path / "live.toml", store_name, text, started)
+        yield lambda text: Host(tmp_path / "live.toml", f"shm:///{store_name}?keys=10000", text, started)
 
 
 def test_the_next_request_is_decided_by_the_rules_that_were_published(host: Callable[[str], Host]) -> None:
@@ -144,7 +148,7 @@ def test_rules_that_the_server_cannot_decide_leave_the_last_good_ones(host: Call
     ("options", "reason"),
     [
         (["--live"], "write --store"),
-        (["--live", "--store", "redis://127.0.0.1:1/0"], "is none: write shm:///NAME"),
+        (["--live", "--store", "redis://127.0.0.1:1/0"], "add the option host=shm:///NAME?keys=1000"),
         (["--live", "--store", "shm:///x?keys=100", "--no-proxies"], "leave --live or --no-proxies out"),
     ],
 )

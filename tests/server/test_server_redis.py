@@ -23,6 +23,8 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 from grpc_client import OK, OVER_LIMIT, Client, Entries, descriptor, fields_of
 from redis_server import RedisServer, free_port, redis_server, until
 from scripts_clock import ServerClock, moved_by_tests
+from test_server_live import Host
+from test_server_live import rules as live
 from test_server_process import is_accepted
 from test_server_retries import ALONE, IDS, KEY, MANY, compare_retries, statuses
 from test_server_rules import HELD, KEYS, KINDS, LIMIT, RULE, RULES, compare, drawn, have_same_key
@@ -986,6 +988,49 @@ def test_the_bytes_of_questions_that_wait_have_a_bound(tmp_path: Path, way: str)
         server.kill()
         for call in asking:
             call.exception()
+
+
+# Live rules
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_live_rules_are_those_of_the_host(redis: RedisServer, store_name: str, tmp_path: Path, mode: str) -> None:
+    url = url_of(redis, mode, store_name, *([f"host=shm:///{store_name}?keys=10000"] if mode == "strict" else []))
+    two = live('algorithm = "token-bucket"\nrate = "2/day"')
+    question = {"uri": "/api/x", "client": "192.0.2.8", "refundable": True}
+    with contextlib.ExitStack() as started:
+        pair = Host(tmp_path / "live.toml", url, two, started)
+        assert pair.ask_server()[0] == 200
+        assert pair.ask_worker() is not None
+        assert pair.ask_server()[0] == 429
+        charge = pair.server.ask("decide", **question)["charge"]
+        # Another limit counts anew.
+        pair.publish(two.replace("2/day", "3/day").replace("api]", "other]").replace('["api"]', '["other"]'))
+        assert [pair.ask_server()[0] for _ in range(4)] == [200, 200, 200, 429]
+        assert [pair.server.ask("refund", charge=charge)["refunded"] for _ in range(2)] == [True, False]
+        # The server can't decide this version, so it keeps the last good one.
+        pair.publish(two.replace('path = "/api/*"', 'path = "/other"\ncharge_on = [401]'))
+        assert pair.ask_server()[0] == 429
+        # The first limit has what it had, and what was given back.
+        pair.publish(two)
+        assert pair.ask_server()[0] == 429
+        assert [pair.server.ask("decide", **question)["allowed"] for _ in range(3)] == [True, True, False]
+        with Client(pair.server) as client:
+            assert client.codes(1, [("path", "/api/x"), ("remote_address", "192.0.2.9")], domain="live") == ["OK"]
+        lines = pair.server.get("/metrics")[2].decode()
+        assert f"forebay_server_rules_version {pair.rules.status().published}" in lines
+        assert pair.server.stop() == 0
+        assert "rules[0].charge_on: the server sees no response" in pair.server.process.communicate()[1]
+
+
+def test_live_rules_over_redis_have_no_shares(redis: RedisServer, store_name: str, tmp_path: Path) -> None:
+    url = url_of(redis, "strict", store_name, f"host=shm:///{store_name}?keys=10000")
+    file = tmp_path / "live.toml"
+    file.write_text(live('algorithm = "token-bucket"\nrate = "2/day"\non_change = "share"'))
+    command = [sys.executable, "-m", "forebay", "serve", str(file), "--live", "--store", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "is for limits in the memory of one host" in done.stderr
 
 
 # The end

@@ -317,12 +317,12 @@ impl<'a> Described<'a> {
     }
 
     /// An error if it can't be answered by limits that Python charges.
-    fn checked_for_gate(self, asking: &Asking) -> Result<Described<'a>, Refused> {
+    fn checked_for_gate(self, worker: &Worker) -> Result<Described<'a>, Refused> {
         if self.question.request_id.is_some() {
             let reason = "the server remembers no questions about limits in Redis: leave request_id out";
             return Err((StatusCode::NOT_IMPLEMENTED, reason.to_owned()));
         }
-        if matches!(self.mode, Mode::Book(_)) && !asking.books() {
+        if matches!(self.mode, Mode::Book(_)) && worker.charging.as_ref().is_some_and(|charging| !charging.books) {
             return Err((StatusCode::NOT_IMPLEMENTED, format!("leased limits can't book ahead: {IN_MEMORY}")));
         }
         Ok(self)
@@ -338,20 +338,21 @@ fn unreadable(reason: String) -> Refused {
 
 /// Answer a call about limits that Python charges.
 pub async fn answer_by_gate(call: AskedBy, gated: &Gated, data: Vec<u8>) -> Result<(bool, String), Refused> {
+    let worker = gated.following.worker();
     match call {
         AskedBy::Decide | AskedBy::Peek | AskedBy::Reserve => {
             let (asked, mode) = {
                 let question = read(&data).map_err(unreadable)?;
-                let described = Described::new(call, gated.worker.plan.client.as_ref(), &question);
-                let described = described.map_err(unreadable)?.checked_for_gate(&gated.asking)?;
-                (gated.worker.for_gate(&[described.asked(&gated.worker)], described.mode), described.mode)
+                let described = Described::new(call, worker.plan.client.as_ref(), &question);
+                let described = described.map_err(unreadable)?.checked_for_gate(&worker)?;
+                (worker.for_gate(&[described.asked(&worker)], described.mode), described.mode)
             };
             // It isn't held while Python is asked.
             drop(data);
-            document(&gated.worker.plan, gated.decided(asked, 0).await, mode)
+            document(&worker.plan, gated.decided(&worker, asked, 0).await, mode)
         }
-        AskedBy::Batch => batch_by_gate(gated, data).await,
-        AskedBy::Refund => refund_by_gate(&gated.asking, data).await,
+        AskedBy::Batch => batch_by_gate(gated, &worker, data).await,
+        AskedBy::Refund => refund_by_gate(&gated.asking, &worker, data).await,
         _ => {
             let reason = format!("the server holds permits in the memory of a host only: {IN_MEMORY}");
             Err((StatusCode::NOT_IMPLEMENTED, reason))
@@ -360,11 +361,15 @@ pub async fn answer_by_gate(call: AskedBy, gated: &Gated, data: Vec<u8>) -> Resu
 }
 
 /// Give a charge back, once. This server has to have made it.
-async fn refund_by_gate(asking: &Asking, data: Vec<u8>) -> Result<(bool, String), Refused> {
+async fn refund_by_gate(asking: &Asking, worker: &Worker, data: Vec<u8>) -> Result<(bool, String), Refused> {
     let Refund { charge } = read(&data).map_err(unreadable)?;
     drop(data);
     let unavailable = |reason: &str| Err((StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()));
-    let refunded = match asking.give_back(charge).await {
+    let given_back = match worker.charging.clone() {
+        Some(charging) => asking.give_back(charging, charge).await,
+        None => GivenBack::Unknown,
+    };
+    let refunded = match given_back {
         GivenBack::Now => true,
         GivenBack::Unknown => false,
         GivenBack::NotAsked => return unavailable("the server has too many questions: ask again"),
@@ -394,18 +399,17 @@ impl Outcome {
 }
 
 /// As `batch`, with one time for all of them. Those that are left by then are charged to nothing.
-async fn batch_by_gate(gated: &Gated, data: Vec<u8>) -> Result<(bool, String), Refused> {
-    let (worker, client) = (&gated.worker, gated.worker.plan.client.as_ref());
+async fn batch_by_gate(gated: &Gated, worker: &Worker, data: Vec<u8>) -> Result<(bool, String), Refused> {
     let batch: Batch = read(&data).map_err(unreadable)?;
-    let described = batch.described(client).map_err(unreadable)?;
-    let described = described.into_iter().map(|one| one.checked_for_gate(&gated.asking));
+    let described = batch.described(worker.plan.client.as_ref()).map_err(unreadable)?;
+    let described = described.into_iter().map(|one| one.checked_for_gate(worker));
     let described = described.collect::<Result<Vec<_>, _>>()?;
     let mut outcomes = Vec::with_capacity(described.len());
     let in_time = gated.asking.in_time(async {
         for one in &described {
             let asked = worker.for_gate(&[one.asked(worker)], one.mode);
             // The questions are held as they were sent, and as they were read.
-            outcomes.push(gated.decided(asked, 2 * data.len()).await);
+            outcomes.push(gated.decided(worker, asked, 2 * data.len()).await);
         }
     });
     if in_time.await.is_none() {

@@ -293,7 +293,7 @@ impl Key {
         Key { kind: FOREBAY_KEY_PARTS, bytes }
     }
 
-    /// As Python has it. An error if a part of it is a number, as in keys of live rules.
+    /// As Python has it.
     pub fn in_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.kind == FOREBAY_KEY_TEXT {
             return Ok(PyString::from_bytes(py, &self.bytes)?.into_any());
@@ -302,11 +302,15 @@ impl Key {
         let mut rest = self.bytes.as_slice();
         while let Some((head, behind)) = rest.split_first_chunk::<PART_HEAD>() {
             let [kind, size @ ..] = *head;
-            if kind != b's' {
-                return Err(PyValueError::new_err("a key with a number is one of live rules"));
-            }
             let (part, others) = behind.split_at(u64::from_le_bytes(size) as usize);
-            parts.push(PyString::from_bytes(py, part)?);
+            parts.push(match kind {
+                b's' => PyString::from_bytes(py, part)?.into_any(),
+                // Of `behind`: two's complement, and never below 0.
+                _ => {
+                    let number = part.iter().rev().fold(0, |number: u128, byte| number << 8 | u128::from(*byte));
+                    number.into_pyobject(py)?.into_any()
+                }
+            });
             rest = others;
         }
         Ok(PyTuple::new(py, parts)?.into_any())

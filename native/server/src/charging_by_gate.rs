@@ -34,6 +34,7 @@ impl Worker {
     /// `size`: the bytes that they hold meanwhile.
     pub async fn charged_by_gate(&self, asking: &Asking, asked: ForGate<'_>, size: usize) -> Result<Outcome, String> {
         let ForGate { uses: Uses { enforced, shadows }, mode, id } = asked;
+        let Some(charging) = &self.charging else { return Err("nobody charges its limits".to_owned()) };
         let count = enforced.len();
         // The local limits of a fallback take no more at once.
         if count > MOST_LIMITS {
@@ -45,7 +46,7 @@ impl Worker {
             Outcome::default()
         } else {
             let size = size + enforced.iter().chain(&shadows).map(Use::size).sum::<usize>();
-            match asking.charge(Question::new(&enforced, how(&enforced, mode, id.as_ref())), size).await {
+            match asking.charge(Question::new(charging, &enforced, how(&enforced, mode, id.as_ref())), size).await {
                 None => Outcome::unavailable(),
                 Some((decided, charge)) => Outcome { charge, ..self.outcome_by_gate(&enforced, &decided, mode) },
             }
@@ -53,7 +54,7 @@ impl Worker {
         if outcome.denial.is_none() && mode != Mode::Peek {
             for one in &shadows {
                 let uses = std::slice::from_ref(one);
-                asking.charge_shadow(Question::new(uses, how(uses, Mode::Charge, id.as_ref())));
+                asking.charge_shadow(Question::new(charging, uses, how(uses, Mode::Charge, id.as_ref())));
             }
         }
         Ok(outcome)

@@ -10,17 +10,28 @@ use crate::answers::{self, Answer, Fields, Limit};
 use crate::capi::{self, Decision, Failure, Key, MOST_LIMITS, Thread};
 use crate::charging::{Charge, Decided, Once};
 use crate::client::UnknownPeer;
+use crate::gate::Charging;
 use crate::holding::Held;
 use crate::keys::PREFLIGHT;
 use crate::plan::{Ban, Override, Place, Plan, Rule};
 use crate::report::Seldom;
 use crate::request::Asked;
 
+/// What a server decides by.
+#[derive(Clone)]
+pub struct Rules {
+    pub plan: Arc<Plan>,
+    /// If Python charges the limits that aren't in the memory of the host.
+    pub charging: Option<Arc<Charging>>,
+}
+
 /// A thread's handles of all limiters.
 pub struct Worker {
     pub plan: Arc<Plan>,
     /// By the numbers of their limits.
     pub threads: Vec<Thread>,
+    /// If Python charges limits.
+    pub charging: Option<Arc<Charging>>,
 }
 
 /// Whether a request is charged, or its decision only read.
@@ -114,9 +125,10 @@ impl Use<'_> {
 
 impl Worker {
     /// Takes the GIL for a moment.
-    pub fn new(plan: Arc<Plan>) -> Result<Worker, Failure> {
+    pub fn new(rules: &Rules) -> Result<Worker, Failure> {
+        let Rules { plan, charging } = rules.clone();
         let threads = plan.limiters.iter().map(capi::Limiter::attach).collect::<Result<Vec<_>, _>>()?;
-        Ok(Worker { plan, threads })
+        Ok(Worker { plan, threads, charging })
     }
 
     pub fn decide(&self, asked: &Asked<'_>, mode: Mode) -> Outcome {

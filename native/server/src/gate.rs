@@ -24,7 +24,6 @@ use tokio::time::{sleep, timeout};
 use crate::capi::{Decision, Key};
 use crate::charging::Decided;
 use crate::decide::Use;
-use crate::plan::Plan;
 use crate::report::Seldom;
 
 /// Questions that wait for a thread, and as many charges of rules in the shadow.
@@ -46,8 +45,32 @@ enum Unanswered {
     Failed,
 }
 
+/// What charges the limits of a plan: as `forebay.serving.gated` has it.
+pub struct Charging {
+    object: Py<PyAny>,
+    /// Whether the limits can book ahead.
+    pub books: bool,
+}
+
+impl Charging {
+    pub fn new(object: Py<PyAny>, books: bool) -> Charging {
+        Charging { object, books }
+    }
+
+    /// Give a charge back, once. Waits for Redis.
+    fn given_back(&self, py: Python<'_>, charge: &str) -> PyResult<GivenBack> {
+        let replied = self.object.bind(py).call_method1(intern!(py, "give_back"), (charge,))?;
+        Ok(match replied.extract()? {
+            Some(true) => GivenBack::Now,
+            Some(false) => GivenBack::Unknown,
+            None => GivenBack::Perhaps,
+        })
+    }
+}
+
 /// What Python is asked about limits.
 pub struct Question {
+    charging: Arc<Charging>,
     /// The number of a limit, a key and a cost of each use.
     uses: Vec<(usize, Key, u64)>,
     how: How,
@@ -95,8 +118,9 @@ pub enum GivenBack {
 type Numbers = (bool, u64, u64, u64, u64, bool, u64);
 
 impl Question {
-    pub fn new(uses: &[Use<'_>], how: How) -> Question {
-        Question { uses: uses.iter().map(|one| (one.limit, one.key().clone(), one.cost)).collect(), how }
+    pub fn new(charging: &Arc<Charging>, uses: &[Use<'_>], how: How) -> Question {
+        let uses = uses.iter().map(|one| (one.limit, one.key().clone(), one.cost)).collect();
+        Question { charging: Arc::clone(charging), uses, how }
     }
 
     fn size(&self) -> usize {
@@ -106,118 +130,13 @@ impl Question {
         };
         id + self.uses.iter().map(|(_, key, _)| key.size() + PIECE).sum::<usize>()
     }
-}
-
-/// Bytes of header fields.
-pub fn size_of_fields(fields: &HeaderMap) -> usize {
-    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + PIECE).sum()
-}
-
-/// Asks Python, and sends the reply if somebody waits for it.
-type Ask = dyn FnOnce(&Gate, Python<'_>) + Send;
-
-struct Waiting {
-    ask: Box<Ask>,
-    _bytes: Bytes,
-}
-
-/// A part of the bytes of all questions.
-struct Bytes {
-    gate: Arc<Gate>,
-    size: usize,
-}
-
-impl Bytes {
-    /// None if there is no room for so many.
-    fn new(gate: &Arc<Gate>, size: usize) -> Option<Bytes> {
-        let bytes = Bytes { gate: Arc::clone(gate), size };
-        (gate.bytes.fetch_add(size, Ordering::Relaxed) + size <= MOST_BYTES).then_some(bytes)
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        self.gate.bytes.fetch_sub(self.size, Ordering::Relaxed);
-    }
-}
-
-/// Python's gate for the rules of a file.
-pub struct Gate {
-    /// The rules without the limits that Python decides.
-    pub plan: Arc<Plan>,
-    /// As `forebay.serving.gated` has it.
-    charging: Py<PyAny>,
-    /// Whether the limits can book ahead.
-    books: bool,
-    threads: usize,
-    /// A question that has waited so long is answered by 503.
-    within: Duration,
-    /// By the reasons.
-    unanswered: [AtomicU64; REASONS.len()],
-    /// Of questions.
-    bytes: AtomicUsize,
-}
-
-impl Gate {
-    pub fn new(plan: Plan, charging: Py<PyAny>, books: bool, threads: usize, within: Duration) -> Gate {
-        let (plan, unanswered, bytes) = (Arc::new(plan), Default::default(), AtomicUsize::new(0));
-        Gate { plan, charging, books, threads, within, unanswered, bytes }
-    }
-
-    /// How many questions were answered by 503 here, by the reasons.
-    pub fn unanswered(&self) -> [(&'static str, u64); REASONS.len()] {
-        std::array::from_fn(|number| (REASONS[number], self.unanswered[number].load(Ordering::Relaxed)))
-    }
-
-    /// The threads begin. They end once there is no `Asking` any more.
-    ///
-    /// `stop`: true at the end. Then a question is answered within `drain`.
-    pub fn start(self: &Arc<Gate>, stop: watch::Receiver<bool>, drain: Duration) -> Result<(Asking, Ending), String> {
-        let (questions, to_answer) = bounded(MOST_WAITING);
-        let (shadows, to_charge) = bounded(MOST_WAITING);
-        let (end, ended) = mpsc::channel();
-        for number in 0..self.threads {
-            let (gate, to_answer, to_charge, end) =
-                (Arc::clone(self), to_answer.clone(), to_charge.clone(), end.clone());
-            let thread = thread::Builder::new().name(format!("forebay-gate-{number}"));
-            let spawned = thread.spawn(move || {
-                gate.work(&to_answer, &to_charge);
-                drop(end);
-            });
-            spawned.map_err(|error| error.to_string())?;
-        }
-        Ok((Asking { gate: Arc::clone(self), questions, shadows, stop, drain }, Ending(ended)))
-    }
-
-    /// Answer questions, attached to Python all the time: so its objects of this thread last.
-    fn work(&self, questions: &Receiver<Waiting>, shadows: &Receiver<Waiting>) {
-        let mut either = Select::new();
-        let of_questions = either.recv(questions);
-        either.recv(shadows);
-        Python::attach(|py| {
-            loop {
-                let next = match questions.try_recv().or_else(|_| shadows.try_recv()) {
-                    Err(TryRecvError::Empty) => py.detach(|| {
-                        let one = either.select();
-                        let receiver = if one.index() == of_questions { questions } else { shadows };
-                        one.recv(receiver).ok()
-                    }),
-                    Err(TryRecvError::Disconnected) => return,
-                    Ok(next) => Some(next),
-                };
-                if let Some(Waiting { ask, _bytes }) = next {
-                    ask(self, py);
-                }
-            }
-        });
-    }
 
     /// Ask Python about limits. Waits for Redis.
-    fn charged(&self, py: Python<'_>, question: &Question) -> PyResult<Charged> {
-        let Question { uses, how } = question;
+    fn charged(&self, py: Python<'_>) -> PyResult<Charged> {
+        let Question { charging, uses, how } = self;
         let asked = uses.iter().map(|(limit, key, cost)| Ok((*limit, key.in_python(py)?, *cost)));
         let asked = asked.collect::<PyResult<Vec<_>>>()?;
-        let charging = self.charging.bind(py);
+        let charging = charging.object.bind(py);
         let replied = match how {
             How::Hit(once) => {
                 let once = once.as_ref().map(|once| (once.from, &once.id));
@@ -257,15 +176,102 @@ impl Gate {
         }
         Ok(Some((Decided { allowed, each }, charge)))
     }
+}
 
-    /// Give a charge back, once. Waits for Redis.
-    fn given_back(&self, py: Python<'_>, charge: &str) -> PyResult<GivenBack> {
-        let replied = self.charging.bind(py).call_method1(intern!(py, "give_back"), (charge,))?;
-        Ok(match replied.extract()? {
-            Some(true) => GivenBack::Now,
-            Some(false) => GivenBack::Unknown,
-            None => GivenBack::Perhaps,
-        })
+/// Bytes of header fields.
+pub fn size_of_fields(fields: &HeaderMap) -> usize {
+    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + PIECE).sum()
+}
+
+/// Asks Python, and sends the reply if somebody waits for it.
+type Ask = dyn FnOnce(Python<'_>) + Send;
+
+struct Waiting {
+    ask: Box<Ask>,
+    _bytes: Bytes,
+}
+
+/// A part of the bytes of all questions.
+struct Bytes {
+    gate: Arc<Gate>,
+    size: usize,
+}
+
+impl Bytes {
+    /// None if there is no room for so many.
+    fn new(gate: &Arc<Gate>, size: usize) -> Option<Bytes> {
+        let bytes = Bytes { gate: Arc::clone(gate), size };
+        (gate.bytes.fetch_add(size, Ordering::Relaxed) + size <= MOST_BYTES).then_some(bytes)
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.gate.bytes.fetch_sub(self.size, Ordering::Relaxed);
+    }
+}
+
+/// How Python is asked.
+pub struct Gate {
+    threads: usize,
+    /// A question that has waited so long is answered by 503.
+    within: Duration,
+    /// By the reasons.
+    unanswered: [AtomicU64; REASONS.len()],
+    /// Of questions.
+    bytes: AtomicUsize,
+}
+
+impl Gate {
+    pub fn new(threads: usize, within: Duration) -> Gate {
+        Gate { threads, within, unanswered: Default::default(), bytes: AtomicUsize::new(0) }
+    }
+
+    /// How many questions were answered by 503 here, by the reasons.
+    pub fn unanswered(&self) -> [(&'static str, u64); REASONS.len()] {
+        std::array::from_fn(|number| (REASONS[number], self.unanswered[number].load(Ordering::Relaxed)))
+    }
+
+    /// The threads begin. They end once there is no `Asking` any more.
+    ///
+    /// `stop`: true at the end. Then a question is answered within `drain`.
+    pub fn start(self: &Arc<Gate>, stop: watch::Receiver<bool>, drain: Duration) -> Result<(Asking, Ending), String> {
+        let (questions, to_answer) = bounded(MOST_WAITING);
+        let (shadows, to_charge) = bounded(MOST_WAITING);
+        let (end, ended) = mpsc::channel();
+        for number in 0..self.threads {
+            let (to_answer, to_charge, end) = (to_answer.clone(), to_charge.clone(), end.clone());
+            let thread = thread::Builder::new().name(format!("forebay-gate-{number}"));
+            let spawned = thread.spawn(move || {
+                Gate::work(&to_answer, &to_charge);
+                drop(end);
+            });
+            spawned.map_err(|error| error.to_string())?;
+        }
+        Ok((Asking { gate: Arc::clone(self), questions, shadows, stop, drain }, Ending(ended)))
+    }
+
+    /// Answer questions, attached to Python all the time: so its objects of this thread last.
+    fn work(questions: &Receiver<Waiting>, shadows: &Receiver<Waiting>) {
+        let mut either = Select::new();
+        let of_questions = either.recv(questions);
+        either.recv(shadows);
+        Python::attach(|py| {
+            loop {
+                let next = match questions.try_recv().or_else(|_| shadows.try_recv()) {
+                    Err(TryRecvError::Empty) => py.detach(|| {
+                        let one = either.select();
+                        let receiver = if one.index() == of_questions { questions } else { shadows };
+                        one.recv(receiver).ok()
+                    }),
+                    Err(TryRecvError::Disconnected) => return,
+                    Ok(next) => Some(next),
+                };
+                if let Some(Waiting { ask, _bytes }) = next {
+                    ask(py);
+                }
+            }
+        });
     }
 
     fn count(&self, why: Unanswered) {
@@ -287,7 +293,7 @@ impl Asking {
     /// Ask about limits, which are charged to nothing without an answer in time. `size`: the bytes that are held
     /// meanwhile.
     pub async fn charge(&self, question: Question, size: usize) -> Charged {
-        let reply = self.reply(size + question.size(), move |gate, py| gate.charged(py, &question));
+        let reply = self.reply(size + question.size(), move |py| question.charged(py));
         match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
             Ok(charged) => charged,
             Err(why) => {
@@ -298,8 +304,8 @@ impl Asking {
     }
 
     /// Give a charge back, once.
-    pub async fn give_back(&self, charge: String) -> GivenBack {
-        let reply = self.reply(charge.len() + PIECE, move |gate, py| gate.given_back(py, &charge));
+    pub async fn give_back(&self, charging: Arc<Charging>, charge: String) -> GivenBack {
+        let reply = self.reply(charge.len() + PIECE, move |py| charging.given_back(py, &charge));
         match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
             Ok(given_back) => given_back,
             Err(why) => {
@@ -307,11 +313,6 @@ impl Asking {
                 if matches!(why, Unanswered::Full) { GivenBack::NotAsked } else { GivenBack::Perhaps }
             }
         }
-    }
-
-    /// Whether the limits can book ahead.
-    pub fn books(&self) -> bool {
-        self.gate.books
     }
 
     /// What is asked in time, however many questions that are; None if they aren't answered by then.
@@ -336,8 +337,8 @@ impl Asking {
     pub fn charge_shadow(&self, question: Question) {
         static REPORTS: Seldom = Seldom::new();
         let Some(bytes) = Bytes::new(&self.gate, question.size()) else { return };
-        let ask = Box::new(move |gate: &Gate, py: Python<'_>| {
-            if let Err(error) = gate.charged(py, &question) {
+        let ask = Box::new(move |py: Python<'_>| {
+            if let Err(error) = question.charged(py) {
                 REPORTS.report(|| format!("a rule in the shadow can't be charged: {error}"));
             }
         });
@@ -348,16 +349,16 @@ impl Asking {
     async fn reply<T: Send + 'static>(
         &self,
         size: usize,
-        ask: impl FnOnce(&Gate, Python<'_>) -> PyResult<T> + Send + 'static,
+        ask: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
     ) -> Result<T, Unanswered> {
         static REPORTS: Seldom = Seldom::new();
         let (reply, replied) = oneshot::channel();
-        let ask = Box::new(move |gate: &Gate, py: Python<'_>| {
+        let ask = Box::new(move |py: Python<'_>| {
             // It is to be charged to no limit.
             if reply.is_closed() {
                 return;
             }
-            match ask(gate, py) {
+            match ask(py) {
                 Ok(answer) => drop(reply.send(answer)),
                 // It closes the channel of the reply.
                 Err(error) => REPORTS.report(|| format!("a request can't be decided: {error}")),

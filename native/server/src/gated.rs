@@ -12,13 +12,14 @@ use crate::charging_by_gate::ForGate;
 use crate::decide::{Mode, Outcome, Worker};
 use crate::gate::Asking;
 use crate::http::{self, Answered, LARGEST_BODY, Serving};
+use crate::live::Following;
 use crate::metrics::{self, AskedBy};
 
 /// The thread that answers.
 pub struct Gated {
     pub asking: Asking,
     /// Matches rules, and has the limits in the memory of the host: those of bans.
-    pub worker: Worker,
+    pub following: Following,
     pub serving: Arc<Serving>,
     /// The thread's number.
     pub number: usize,
@@ -31,14 +32,14 @@ impl Gated {
             if !self.serving.proxies {
                 return http::not_for_proxies();
             }
-            let client = self.worker.plan.client.as_ref();
-            let asked = http::asked_by(description, client, peer, request.headers());
-            let asked = asked.map(|asked| self.worker.for_gate(&[asked], Mode::Charge));
+            let worker = self.following.worker();
+            let asked = http::asked_by(description, worker.plan.client.as_ref(), peer, request.headers());
+            let asked = asked.map(|asked| worker.for_gate(&[asked], Mode::Charge));
             // It isn't held while Python is asked.
             drop(request);
             let decided = match asked {
                 Err(reason) => Err(reason),
-                Ok(asked) => Ok(self.decided(asked, 0).await),
+                Ok(asked) => Ok(self.decided(&worker, asked, 0).await),
             };
             return self.serving.decided(self.number, by, decided);
         }
@@ -53,12 +54,12 @@ impl Gated {
         }
     }
 
-    /// The outcome of what was matched. `size`: the bytes that are held meanwhile.
-    pub async fn decided(&self, asked: Result<ForGate<'_>, Box<Outcome>>, size: usize) -> Outcome {
+    /// The outcome of what this worker has matched. `size`: the bytes that are held meanwhile.
+    pub async fn decided(&self, worker: &Worker, asked: Result<ForGate<'_>, Box<Outcome>>, size: usize) -> Outcome {
         match asked {
             Err(denied) => *denied,
             Ok(asked) => {
-                let charged = self.worker.charged_by_gate(&self.asking, asked, size).await;
+                let charged = worker.charged_by_gate(&self.asking, asked, size).await;
                 // It is no permission, whatever a proxy does about errors.
                 charged.unwrap_or_else(|reason| answers::undecided(&reason).into())
             }
@@ -66,7 +67,8 @@ impl Gated {
     }
 
     async fn asked_in_json(&self, by: AskedBy, peer: Option<IpAddr>, request: Request<Incoming>) -> Answered {
-        if let Err(refusal) = self.serving.admitted(by, peer, self.worker.plan.client.as_ref(), request.headers()) {
+        let worker = self.following.worker();
+        if let Err(refusal) = self.serving.admitted(by, peer, worker.plan.client.as_ref(), request.headers()) {
             self.serving.count(self.number, by, metrics::Result::Refused);
             return http::not_admitted(refusal);
         }

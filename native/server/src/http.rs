@@ -1,6 +1,5 @@
 //! The requests of proxies and of the JSON API, and their responses.
 
-use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -21,11 +20,9 @@ use crate::bodies::Bodies;
 use crate::client::ClientAddress;
 use crate::decide::{Mode, Outcome, Worker};
 use crate::gate::Gate;
-use crate::live::Versions;
+use crate::live::{Following, Versions};
 use crate::metrics::{self, AskedBy, Counts};
-use crate::plan::Plan;
 use crate::readings;
-use crate::report::report;
 use crate::request::{Asked, Origin};
 
 /// Bytes of a body. More are refused.
@@ -72,42 +69,15 @@ pub struct Serving {
 
 /// The thread that answers.
 pub struct Answering {
-    worker: RefCell<Rc<Worker>>,
-    /// The version of the rules that it decides by.
-    version: Cell<u64>,
+    pub following: Following,
     pub serving: Arc<Serving>,
     /// The thread's number.
     pub number: usize,
 }
 
 impl Answering {
-    pub fn new(worker: Worker, serving: Arc<Serving>, number: usize) -> Answering {
-        // It takes over the version in force at its first request.
-        Answering { worker: RefCell::new(Rc::new(worker)), version: Cell::new(0), serving, number }
-    }
-
-    /// Decides by the rules in force. A request is decided by those of one version.
     pub fn worker(&self) -> Rc<Worker> {
-        if let Some(versions) = &self.serving.versions
-            && versions.number() != self.version.get()
-        {
-            let (number, plan) = versions.latest();
-            self.follow(number, plan);
-        }
-        Rc::clone(&self.worker.borrow())
-    }
-
-    fn follow(&self, number: u64, plan: Arc<Plan>) {
-        if !Arc::ptr_eq(&self.worker.borrow().plan, &plan) {
-            match Worker::new(Arc::clone(&plan)) {
-                Ok(worker) => *self.worker.borrow_mut() = Rc::new(worker),
-                Err(failure) => {
-                    report(&format!("new rules can't be put in force: {}", plan.core.message(failure)));
-                    return;
-                }
-            }
-        }
-        self.version.set(number);
+        self.following.worker()
     }
 
     pub fn count(&self, by: AskedBy, result: metrics::Result) {

@@ -15,14 +15,14 @@ use crate::access::Access;
 use crate::answers::{self, Fields};
 use crate::capi::{self, Word};
 use crate::client::as_address;
-use crate::decide::{Mode, Worker};
-use crate::gate::{self, Asking};
+use crate::decide::{Mode, Rules, Worker};
+use crate::gate::{self, Asking, Charging};
 use crate::live::Versions;
 use crate::plan;
 use crate::readings::{self as paths, Readings};
 use crate::report::report;
 use crate::request::{Asked, Origin};
-use crate::server::{self, Bound, Options, Rules};
+use crate::server::{self, Bound, Options};
 use crate::tls::Tls;
 
 #[pymodule]
@@ -33,7 +33,7 @@ mod forebay_server {
 
 /// The rules of a file over their limiters.
 #[pyclass(frozen, module = "forebay_server")]
-struct Plan(Arc<plan::Plan>);
+struct Plan(Rules);
 
 type Answer<'py> = (u16, Vec<(String, String)>, Bound_<'py>);
 type Bound_<'py> = pyo3::Bound<'py, PyBytes>;
@@ -43,7 +43,7 @@ impl Plan {
     #[new]
     fn new(py: Python<'_>, document: &str, limiters: Vec<pyo3::Bound<'_, PyAny>>) -> PyResult<Plan> {
         let plan = plan::Plan::new(py, document, &limiters, false).map_err(PyValueError::new_err)?;
-        Ok(Plan(Arc::new(plan)))
+        Ok(Plan(Rules { plan: Arc::new(plan), charging: None }))
     }
 
     /// Decide a request of a peer, as a proxy asks about it.
@@ -59,7 +59,7 @@ impl Plan {
         let (fields, origin) = (fields_of(&headers)?, origin_of(peer)?);
         let worker = worker_of(&self.0)?;
         let readings = paths::of_target(uri);
-        let asked = Asked::new(method, readings, &fields, self.0.client.as_ref(), origin);
+        let asked = Asked::new(method, readings, &fields, worker.plan.client.as_ref(), origin);
         let outcome = worker.decide(&asked, Mode::Charge);
         Ok(answer_of(py, outcome.fields, outcome.denial))
     }
@@ -68,6 +68,7 @@ impl Plan {
 /// Rules whose limits Python charges.
 #[pyclass(frozen, module = "forebay_server")]
 struct Gate {
+    rules: Rules,
     gate: Arc<gate::Gate>,
     /// For `decide`.
     asking: OnceLock<(Asking, watch::Sender<bool>)>,
@@ -87,8 +88,9 @@ impl Gate {
         within_s: f64,
     ) -> PyResult<Gate> {
         let plan = plan::Plan::new(py, document, &limiters, true).map_err(PyValueError::new_err)?;
-        let gate = Arc::new(gate::Gate::new(plan, charging, books, threads, duration(within_s)?));
-        Ok(Gate { gate, asking: OnceLock::new() })
+        let charging = Some(Arc::new(Charging::new(charging, books)));
+        let gate = Arc::new(gate::Gate::new(threads, duration(within_s)?));
+        Ok(Gate { rules: Rules { plan: Arc::new(plan), charging }, gate, asking: OnceLock::new() })
     }
 
     /// Decide a request of a peer, as a proxy asks about it.
@@ -102,7 +104,7 @@ impl Gate {
         peer: Option<&str>,
     ) -> PyResult<Answer<'py>> {
         let (fields, origin) = (fields_of(&headers)?, origin_of(peer)?);
-        let (worker, asking) = (worker_of(&self.gate.plan)?, self.asking()?);
+        let (worker, asking) = (worker_of(&self.rules)?, self.asking()?);
         let decided = py.detach(move || {
             let asked = Asked::new(method, paths::of_target(uri), &fields, worker.plan.client.as_ref(), origin);
             match worker.for_gate(&[asked], Mode::Charge) {
@@ -129,8 +131,8 @@ impl Gate {
     }
 }
 
-fn worker_of(plan: &Arc<plan::Plan>) -> PyResult<Worker> {
-    Worker::new(Arc::clone(plan)).map_err(|failure| PyValueError::new_err(plan.core.message(failure)))
+fn worker_of(rules: &Rules) -> PyResult<Worker> {
+    Worker::new(rules).map_err(|failure| PyValueError::new_err(rules.plan.core.message(failure)))
 }
 
 fn fields_of(headers: &[(String, Vec<u8>)]) -> PyResult<HeaderMap> {
@@ -167,16 +169,26 @@ enum Given<'py> {
     Gate(pyo3::Bound<'py, Gate>),
 }
 
-/// The number of the version in force, and its plan unless it can't be used.
-fn made(py: Python<'_>, make: &Py<PyAny>) -> PyResult<(u64, Option<Arc<plan::Plan>>)> {
-    let (number, plan): (u64, Option<pyo3::Bound<'_, Plan>>) = make.call0(py)?.extract(py)?;
-    Ok((number, plan.map(|plan| Arc::clone(&plan.get().0))))
+impl Given<'_> {
+    fn rules(&self) -> Rules {
+        match self {
+            Given::Plan(plan) => plan.get().0.clone(),
+            Given::Gate(gate) => gate.get().rules.clone(),
+        }
+    }
+}
+
+/// The number of the version in force, and its rules unless they can't be used.
+fn made(py: Python<'_>, make: &Py<PyAny>) -> PyResult<(u64, Option<Rules>)> {
+    let (number, given): (u64, Option<Given<'_>>) = make.call0(py)?.extract(py)?;
+    Ok((number, given.map(|given| given.rules())))
 }
 
 /// A server that listens, and answers once `run` is called.
 #[pyclass(frozen, module = "forebay_server")]
 struct Server {
     rules: Rules,
+    gate: Option<Arc<gate::Gate>>,
     /// None once it has run.
     bound: Mutex<Option<Bound>>,
     addresses: Vec<String>,
@@ -201,16 +213,16 @@ impl Server {
         live: Option<(pyo3::Bound<'_, PyAny>, usize, u64, Py<PyAny>)>,
         tls: Option<(PathBuf, PathBuf)>,
     ) -> PyResult<Server> {
-        let rules = match rules {
-            Given::Plan(plan) => Rules::Host(Arc::clone(&plan.get().0)),
-            Given::Gate(gate) => Rules::Gate(Arc::clone(&gate.get().gate)),
+        let gate = match &rules {
+            Given::Plan(_) => None,
+            Given::Gate(gate) => Some(Arc::clone(&gate.get().gate)),
         };
+        let rules = rules.rules();
         let versions = live.map(|(memory, offset, number, make)| {
-            let Rules::Host(plan) = &rules else { return Err(PyValueError::new_err("a gate has no live rules")) };
             let make =
                 move || Python::attach(|py| made(py, &make)).inspect_err(|error| report(&error.to_string())).ok();
             let word = Word::new(&memory, offset)?;
-            Ok(Arc::new(Versions::new(word, Box::new(make), number, Arc::clone(plan))))
+            PyResult::Ok(Arc::new(Versions::new(word, Box::new(make), number, rules.clone())))
         });
         let versions = versions.transpose()?;
         let (idle, drain) = (duration(idle_s)?, duration(drain_s)?);
@@ -220,7 +232,7 @@ impl Server {
         let options = Options { threads, connections, idle, drain, reuse_port, access, proxies, versions, tls };
         let bound = Bound::new(&listen, &options).map_err(PyOSError::new_err)?;
         let addresses = bound.addresses.clone();
-        Ok(Server { rules, bound: Mutex::new(Some(bound)), addresses, options })
+        Ok(Server { rules, gate, bound: Mutex::new(Some(bound)), addresses, options })
     }
 
     #[getter]
@@ -232,7 +244,9 @@ impl Server {
     fn run(&self, py: Python<'_>) -> PyResult<f64> {
         let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner).take();
         let bound = bound.ok_or_else(|| PyOSError::new_err("a server runs once: make another one"))?;
-        let left = py.detach(|| server::run(&self.rules, bound, &self.options)).map_err(PyOSError::new_err)?;
+        let left = py
+            .detach(|| server::run(&self.rules, self.gate.clone(), bound, &self.options))
+            .map_err(PyOSError::new_err)?;
         Ok(left.as_secs_f64())
     }
 }

@@ -34,12 +34,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::access::Access;
 use crate::api;
 use crate::bodies::Bodies;
-use crate::decide::Worker;
+use crate::decide::{Rules, Worker};
 use crate::gate::Gate;
 use crate::gated::Gated;
 use crate::grpc::{self, Watchers};
 use crate::http::{Answering, Serving};
-use crate::live::Versions;
+use crate::live::{Following, Versions};
 use crate::metrics::Counts;
 use crate::plan::Plan;
 use crate::report::report;
@@ -168,24 +168,6 @@ fn unix_listener(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// What decides.
-#[derive(Clone)]
-pub enum Rules {
-    /// The server itself, in the memory of the host.
-    Host(Arc<Plan>),
-    /// The server, by limits that Python charges in Redis.
-    Gate(Arc<Gate>),
-}
-
-impl Rules {
-    fn plan(&self) -> &Arc<Plan> {
-        match self {
-            Rules::Host(plan) => plan,
-            Rules::Gate(gate) => &gate.plan,
-        }
-    }
-}
-
 /// What a thread answers requests by.
 trait Answers: 'static {
     fn answer(self: Rc<Self>, watchers: Rc<Watchers>, peer: Option<IpAddr>, request: Request<Incoming>)
@@ -225,12 +207,8 @@ struct Shared {
 /// Serve until SIGTERM or SIGINT, and then until the requests under way are answered. Must not hold the GIL.
 ///
 /// Returns the rest of the time for these, in which others may end.
-pub fn run(rules: &Rules, mut bound: Bound, options: &Options) -> Result<Duration, String> {
+pub fn run(rules: &Rules, gate: Option<Arc<Gate>>, mut bound: Bound, options: &Options) -> Result<Duration, String> {
     let (stopping, stop) = watch::channel(false);
-    let gate = match rules {
-        Rules::Host(_) => None,
-        Rules::Gate(gate) => Some(Arc::clone(gate)),
-    };
     // Before the connections are cut off.
     let drain = options.drain.mul_f64(ANSWERED_WITHIN);
     let (asking, ending) = gate.as_ref().map(|gate| gate.start(stop.clone(), drain)).transpose()?.unzip();
@@ -261,17 +239,19 @@ pub fn run(rules: &Rules, mut bound: Bound, options: &Options) -> Result<Duratio
             let listeners = listeners.map_err(|error| error.to_string())?;
             let (shared, serving) = (shared.clone(), Arc::clone(&shared.serving));
             let thread = thread::Builder::new().name(format!("forebay-{number}"));
-            let plan = rules.plan();
-            let worker = Worker::new(Arc::clone(plan)).map_err(|failure| plan.core.message(failure))?;
-            let spawned = match asking.clone() {
-                None => thread.spawn(move || serve(Answering::new(worker, serving, number), listeners, shared)),
-                Some(asking) => {
-                    thread.spawn(move || serve(Gated { asking, worker, serving, number }, listeners, shared))
+            let worker = Worker::new(rules).map_err(|failure| rules.plan.core.message(failure))?;
+            let versions = options.versions.clone();
+            let asking = asking.clone();
+            let spawned = thread.spawn(move || {
+                let following = Following::new(worker, versions);
+                match asking {
+                    None => serve(Answering { following, serving, number }, listeners, shared),
+                    Some(asking) => serve(Gated { asking, following, serving, number }, listeners, shared),
                 }
-            };
+            });
             threads.push(spawned.map_err(|error| error.to_string())?);
         }
-        until_signal(signals, rules.plan(), &shared.serving, &threads).await
+        until_signal(signals, &rules.plan, &shared.serving, &threads).await
     });
     let stopped_at = Instant::now();
     shared.serving.draining.store(true, Ordering::Relaxed);

@@ -94,6 +94,8 @@ class BaseRedisStore(Generic[E, L, C]):
                 f"plain_keys is True or False, not {short_repr(plain_keys)}: keys may be people's addresses"
             )
         self.namespace = namespace
+        self.host = host
+        """The store of this host, or None."""
         self._policy = checked_policy(when_unavailable, namespace, host, hosts)
         client = client_of(server, timeout)
         timeout_s = timeout_s_of(server, timeout)

@@ -25,7 +25,7 @@ from forebay.web.denials import log_for_operator
 from forebay.web.rules import Rule
 from forebay.web.store_errors import STORE_ERRORS
 
-__all__ = ["Charging", "GatePlan", "gate_plan"]
+__all__ = ["Charging", "GatePlan", "charging_of", "within_s_of"]
 
 _THREADS: Final = 8
 """Threads that charge limits. While one waits for Redis, others use the processor."""
@@ -70,38 +70,40 @@ class GatePlan:
         return server.Gate(self.document, self.of_bans, self.charging, **options)
 
 
-def gate_plan(
-    built: Iterable[Built],
-    store: Any,
-    document: str,
-    of_bans: tuple[Any, ...],
-    limiters: Sequence[Any],
-    trusts_unix: bool,
-) -> GatePlan:
-    """The plan of rules over this store. `document`: as of a ``Plan`` with these `limiters`, of which those `of_bans`
-    come first. Raises ``InvalidLimiter`` for rules with a `request_id` that can't be charged as one.
+def charging_of(built: Iterable[Built], limiters: Sequence[Any], store: Any, taken: TakenCharges) -> Charging:
+    """What charges the `limiters` of a plan of these rules. `taken`: where charges are that can be given back.
+
+    Raises ``InvalidLimiter`` for rules with a `request_id` that can't be charged as one.
     """
-    rules: list[Any] = [
-        rule for one in built if isinstance(one, BuiltRule) for own in one.rules.values() for rule in own
-    ]
+    groups = [own for one in built if isinstance(one, BuiltRule) for own in one.rules.values()]
+    # With `bytes` it would be another kind, which is refused before.
+    rules: list[Any] = [rule for own in groups for rule in own]
     check_together(rules)
-    redis_store = getattr(store, "redis_store", store)
-    within_s = 2 * redis_store.executor.timeout_s + _PATIENCE_S
-    return GatePlan(document, of_bans, Charging(limiters, rules, store), within_s, store, trusts_unix)
+    return Charging(limiters, rules, store, taken)
+
+
+def within_s_of(store: Any) -> float:
+    """How long a question about limits of this store may wait."""
+    return 2 * _timeout_s_of(store) + _PATIENCE_S
+
+
+def _timeout_s_of(store: Any) -> float:
+    timeout_s: float = getattr(store, "redis_store", store).executor.timeout_s
+    return timeout_s
 
 
 class Charging:
     """Charges at most 16 uses at once. *Threads*: safe."""
 
-    def __init__(self, limiters: Sequence[Any], rules: Iterable[Rule], store: Any) -> None:
+    def __init__(self, limiters: Sequence[Any], rules: Iterable[Rule], store: Any, taken: TakenCharges) -> None:
         """`rules`: those of the limiters, with what charges a request and its retries once."""
         self._limiters = limiters
         self._rules_with_ids = {id(rule.limiter): rule for rule in rules if rule.request_id is not None}
         self._executor = store.executor if hasattr(store, "together") else None
         """If Redis decides each request, by one script."""
         self._is_leased = getattr(store, "is_leased", False)
-        self._timeout_s = getattr(store, "redis_store", store).executor.timeout_s
-        self._taken = TakenCharges()
+        self._timeout_s = _timeout_s_of(store)
+        self._taken = taken
         remembering = functools.lru_cache(_MOST_COMBINATIONS)
         self._all_of = remembering(self._make_all_of)
         self._once_of = remembering(self._make_once)

@@ -24,7 +24,8 @@ from forebay.rules.model import FileRule, RuleFile
 from forebay.rules.overrides import DENIED, response_of
 from forebay.rules.problems import Problems
 from forebay.rules.refusals import BuiltDeny
-from forebay.serving.gated import GatePlan, gate_plan
+from forebay.serving.gated import GatePlan, charging_of, within_s_of
+from forebay.serving.taken import TakenCharges
 from forebay.serving.unserved import refuse_unserved
 from forebay.store import Store
 from forebay.urls import connect
@@ -81,8 +82,8 @@ def plan_of(
     """
     file = os.fspath(path)
     problems = Problems(file)
-    # Only a gate calls it.
-    functions = Functions(tier=lambda request: request.header(tier_field or "") or "")
+    # The server finds tiers itself.
+    functions = Functions(tier=lambda request: "")
     spec, document, _ = check(file, Path(file).read_bytes(), functions)
 
     def refuse(over_redis: bool) -> None:
@@ -102,31 +103,38 @@ def plan_of(
         problems.add(document.value(("store",)), reason)
     problems.raise_if_any()
     loaded = load_built(file, connect(store) if isinstance(store, str) else store, functions, in_loop=False)
-    if isinstance(loaded.store, Store):
-        return written(Path(file).stem, loaded.spec, loaded.built, loaded.store, tier_field)
-    # Shared memory may have a fallback.
-    refuse(over_redis=True)
-    if problems.count:
-        loaded.store.close()
-        problems.raise_if_any()
-    plan, of_bans, limiters = _written(Path(file).stem, loaded.spec, loaded.built, loaded.store, tier_field)
-    return gate_plan(loaded.built, loaded.store, plan, of_bans, limiters, _trusts_unix(loaded.spec))
+    if not isinstance(loaded.store, Store):
+        # Shared memory may have a fallback.
+        refuse(over_redis=True)
+        if problems.count:
+            loaded.store.close()
+            problems.raise_if_any()
+    return written(Path(file).stem, loaded.spec, loaded.built, loaded.store, tier_field)
 
 
 def written(
     domain: str,
     spec: RuleFile,
     built: Iterable[Built],
-    store: Store,
+    store: Any,
     tier_field: str | None,
     standings: Mapping[str, Standing] = MappingProxyType({}),
-) -> Plan:
+    taken: TakenCharges | None = None,
+) -> Plan | GatePlan:
     """The plan of rules that the server can decide. `domain`: by which Envoy's requests for rate limits name them.
 
-    `standings`: of live rules, where their limits count.
+    `standings`: of live rules, where their limits count. `taken`: over Redis, the charges that may be given back; those
+    of earlier versions, too.
     """
-    document, _, limiters = _written(domain, spec, built, store, tier_field, standings)
-    return Plan(document, limiters, store, _trusts_unix(spec))
+    built = list(built)
+    if isinstance(store, Store):
+        document, _, limiters = _written(domain, spec, built, store, tier_field, standings)
+        return Plan(document, limiters, store, _trusts_unix(spec))
+    # In Redis no key brings its share to another limit.
+    ours = {name: Standing(standing.generation) for name, standing in standings.items()}
+    document, of_bans, limiters = _written(domain, spec, built, store, tier_field, ours)
+    charging = charging_of(built, limiters, store, TakenCharges() if taken is None else taken)
+    return GatePlan(document, of_bans, charging, within_s_of(store), store, _trusts_unix(spec))
 
 
 def _written(
@@ -135,7 +143,7 @@ def _written(
     built: Iterable[Built],
     store: Any,
     tier_field: str | None,
-    standings: Mapping[str, Standing] = MappingProxyType({}),
+    standings: Mapping[str, Standing],
 ) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
     """The document of a plan, the limiters of its first limits, which are those of bans, and all limiters."""
     built = list(built) if is_enabled(True) else []

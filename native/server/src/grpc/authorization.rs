@@ -41,15 +41,16 @@ pub async fn check_by_gate(
     asked: CheckRequest,
     size: usize,
 ) -> Result<CheckResponse, Status> {
-    let client = gated.worker.plan.client.as_ref();
+    let worker = gated.following.worker();
+    let client = worker.plan.client.as_ref();
     // What is described isn't held while Python is asked.
     let asked = described(client, peer, asked).map(|(method, path, fields, origin)| {
         let asked = Asked::new(&method, readings::of_target(path.as_bytes()), &fields, client, origin);
-        gated.worker.for_gate(&[asked], Mode::Charge)
+        worker.for_gate(&[asked], Mode::Charge)
     });
     let decided = match asked {
         Err(status) => Err(status),
-        Ok(asked) => Ok(gated.decided(asked, size).await),
+        Ok(asked) => Ok(gated.decided(&worker, asked, size).await),
     };
     answered(&gated.serving, gated.number, decided)
 }

@@ -56,7 +56,7 @@ pub async fn should_rate_limit_by_gate(
     asked: &RateLimitRequest,
     size: usize,
 ) -> Result<RateLimitResponse, Status> {
-    let worker = &gated.worker;
+    let worker = gated.following.worker();
     let plan = &worker.plan;
     // What is described isn't held while Python is asked.
     let matched = described(plan, peer, asked)
