@@ -796,16 +796,19 @@ def test_questions_beyond_the_most_are_answered_at_once(own_redis: RedisServer, 
 class GateServer(DecisionServer):
     """A server with a gate of its own.
 
-    It charges the user /hang by saying so, and goes on after a line at the standard input. For /fail it raises an
-    error, for /few it lacks a decision, for /denied it allows what a limit denies, and for /waiting it says that it
-    was asked.
+    It charges the user /hang by saying so, and goes on after a line at the standard input. /slow takes a tenth of a
+    second. For /fail it raises an error, for /few it lacks a decision, for /denied it allows what a limit denies, and
+    for /waiting it says that it was asked.
     """
 
     CODE = """
-import os, sys
+import os, sys, time
 import forebay_server
 
 def act(name):
+    if name == "/slow":
+        time.sleep(0.1)
+        print("slept", flush=True)
     if name == "/hang":
         print("hanging", flush=True)
         sys.stdin.readline()
@@ -894,6 +897,18 @@ def test_a_batch_has_one_time_for_all(tmp_path: Path) -> None:
         said, _ = server.process.communicate(timeout=60)
         # Those that are left are charged to no limit.
         assert said == "hanging\n"
+
+
+def test_a_batch_waits_no_longer_than_one_question(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=1.0) as server:
+        reply = server.ask("batch", requests=[{"uri": "/", "headers": {"user": "/slow"}}] * 100)
+        statuses = [one["status"] for one in reply["replies"]]
+        assert statuses == sorted(statuses)
+        assert statuses[-1] == 503
+        assert server.stop() == 0
+        said, _ = server.process.communicate()
+        # Python was asked about one of those that are late, at most.
+        assert statuses.count(200) <= said.count("slept") <= statuses.count(200) + 1
 
 
 def test_a_charge_that_cannot_be_given_back_is_no_permission(tmp_path: Path) -> None:
