@@ -94,7 +94,7 @@ def _host_of(store: Any) -> Store:
     store.close()
     raise InvalidLimiter(
         "the version of live rules is in the memory of a host, and the URL of this store in Redis names none: add the "
-        "option host=shm:///NAME?keys=1000 to it"
+        "option host=shm:///NAME?keys=1000 to it, or start the server without --live"
     )
 
 
