@@ -171,3 +171,17 @@ class TextSource(Source):
 
     def read(self) -> bytes:
         return self.text.encode()
+
+
+def test_live_rules_move_from_a_host_to_redis(server: RedisServer) -> None:
+    """The version in force has a limit that brings the shares of a former one, in the store of the host."""
+    source = TextSource(live_document(3))
+    with RedisStore(server.url, timeout=30) as there, Store.private(keys=1000) as host:
+        with LiveRules(source, store=host, interval="10 hours") as live:
+            assert Site("wsgi", live).request().status == 200
+            source.text = live_document(5)
+            live.step()
+            assert Site("wsgi", live).request().status == 200
+        with LiveRules(source, store=there, host=host, interval="10 hours") as live:
+            site = Site("wsgi", live)
+            assert [site.request().status for _ in range(6)] == [*[200] * 5, 429]

@@ -70,7 +70,9 @@ def carried(
     if not standing.generation and not standing.former:
         return rule
     assert rule.key is not None
-    return replace(rule, key=_CarriedKey(rule.key, standing.generation, links_of(limiter, standing, store), store))
+    # Those of a store that the rules had before have no keys at Redis.
+    links = links_of(limiter, standing, store) if isinstance(store, Store) else []
+    return replace(rule, key=_CarriedKey(rule.key, standing.generation, links, store))
 
 
 def links_of(limiter: Any, standing: Standing, store: Any) -> list[Link]:
@@ -135,7 +137,7 @@ class _CarriedKey(CellKey):
     def __init__(self, key_of: KeyFunction, generation: int, links: Sequence[Link], store: Any) -> None:
         self.client_key, self._generation, self._links, self._store = key_of, generation, links, store
         self._until_ns = max((link.until_ns for link in links), default=0)
-        if isinstance(store, Store) and links:
+        if links:
             self._marks = marks_of(links, store)
 
     def __call__(self, request: Request) -> Any:
