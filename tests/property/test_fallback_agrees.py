@@ -143,6 +143,14 @@ class Side:
         return (result.allowed, result.full) if hasattr(result, "release") else result
 
 
+def counted(stats: forebay.LimiterStats) -> forebay.LimiterStats:
+    """The counts that both have. Only where one state is charged twice by one request, the compiled core counts a CAS
+    that failed. If the hashes of keys lie close to each other, a key may take the cell of one that has expired, which
+    is then inserted once more when it comes back.
+    """
+    return replace(stats, cas_retries=0, inserted=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @examples(30)
 @given(data=st.data(), calls=st.lists(st.tuples(steps_ns, CALLS), min_size=5, max_size=40))
@@ -164,8 +172,10 @@ def test_every_answer_is_the_compiled_cores(kind: str, data: Any, calls: list[tu
             ours, theirs = (side.answer(*call) for side in sides)
             assert theirs == ours, (call, clock.now_ns())
         ours, theirs = store.stats(), other.stats()
-        # Only where one state is charged twice by one request, the compiled core counts a CAS that failed.
-        assert theirs.limiters == {name: replace(stats, cas_retries=0) for name, stats in ours.limiters.items()}
+        assert {name: counted(stats) for name, stats in theirs.limiters.items()} == {
+            name: counted(stats) for name, stats in ours.limiters.items()
+        }
+        assert all(stats.inserted <= ours.limiters[name].inserted for name, stats in theirs.limiters.items())
         assert theirs.live_keys == ours.live_keys
 
 
