@@ -76,10 +76,10 @@ class Server:
     def addresses(self) -> list[str]:
         """Where it listens: with the port that the host chose for port 0."""
 
-    def run(self) -> float:
-        """Answer until SIGTERM or SIGINT, without the GIL. Raises ``OSError``.
+    def run(self, ready: Callable[[], object]) -> float:
+        """Answer until SIGTERM or SIGINT, without the GIL. Raises ``OSError``, also for an exception of `ready`.
 
-        Returns what is left of `drain_s`, in seconds.
+        `ready` is called once these signals end the server in this way. Returns what is left of `drain_s`, in seconds.
         """
 
 def readings(paths: Sequence[str]) -> list[str]:

@@ -334,6 +334,27 @@ def test_python_and_the_server_share_a_limit(serve: Serve, store_name: str) -> N
         assert (counts.allowed, counts.denied) == (1, 0)
 
 
+READY = """
+import os, signal, sys
+import forebay_server
+from forebay.serving.plan import plan_of
+
+plan = plan_of(sys.argv[1])
+server = forebay_server.Server(
+    plan.compiled(forebay_server), ["127.0.0.1:0"], threads=1, connections=10, idle_s=60.0, drain_s=1.0,
+    reuse_port=False, token=None, proxies=True, live=None, tls=None,
+)
+server.run(lambda: os.kill(os.getpid(), signal.SIGTERM))
+"""
+
+
+def test_a_server_that_says_it_listens_ends_by_sigterm_as_it_should(store_name: str, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f'store = "shm:///{store_name}?keys=1000"\n{HEAD}{RULES}')
+    done = subprocess.run([sys.executable, "-c", READY, str(file)], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_sigterm_lets_a_request_that_is_under_way_end(serve: Serve) -> None:
     server = serve(RULES)
     body = json.dumps({"uri": "/api/x", "client": "192.0.2.7"}).encode()

@@ -839,8 +839,7 @@ server = forebay_server.Server(
     gate, ["127.0.0.1:0"], threads=1, connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True,
     live=None, tls=None,
 )
-print("listening on", server.addresses[0], flush=True)
-assert 0 < server.run() <= 60
+assert 0 < server.run(lambda: print("listening on", server.addresses[0], flush=True)) <= 60
 os._exit(0)
 """
 

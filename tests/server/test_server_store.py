@@ -26,15 +26,13 @@ server = forebay_server.Server(
     forebay_server.Plan(plan.document, plan.limiters), ["127.0.0.1:0"], threads=1, connections=10, idle_s=60.0,
     drain_s=1.0, reuse_port=False, token=None, proxies=True, live=None, tls=None,
 )
-print(server.addresses[0], flush=True)
-
 def close():
     sys.stdin.readline()
     plan.store.close()
     print("closed", flush=True)
 
 threading.Thread(target=close, daemon=True).start()
-server.run()
+server.run(lambda: print(server.addresses[0], flush=True))
 """
 
 

@@ -240,12 +240,13 @@ impl Server {
         self.addresses.clone()
     }
 
-    /// Serve until SIGTERM or SIGINT: the seconds that are left for the end.
-    fn run(&self, py: Python<'_>) -> PyResult<f64> {
+    /// Serve until SIGTERM or SIGINT: the seconds that are left for the end. `ready` is called once they end it so.
+    fn run(&self, py: Python<'_>, ready: Py<PyAny>) -> PyResult<f64> {
         let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner).take();
         let bound = bound.ok_or_else(|| PyOSError::new_err("a server runs once: make another one"))?;
+        let ready = || Python::attach(|py| ready.call0(py)).map(drop).map_err(|error| error.to_string());
         let left = py
-            .detach(|| server::run(&self.rules, self.gate.clone(), bound, &self.options))
+            .detach(|| server::run(&self.rules, self.gate.clone(), bound, &self.options, ready))
             .map_err(PyOSError::new_err)?;
         Ok(left.as_secs_f64())
     }

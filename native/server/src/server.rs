@@ -204,10 +204,17 @@ struct Shared {
     options: Options,
 }
 
-/// Serve until SIGTERM or SIGINT, and then until the requests under way are answered. Must not hold the GIL.
+/// Serve until SIGTERM or SIGINT, and then until the requests under way are answered. Must not hold the GIL. `ready` is
+/// called once the signals are handled.
 ///
 /// Returns the rest of the time for these, in which others may end.
-pub fn run(rules: &Rules, gate: Option<Arc<Gate>>, mut bound: Bound, options: &Options) -> Result<Duration, String> {
+pub fn run(
+    rules: &Rules,
+    gate: Option<Arc<Gate>>,
+    mut bound: Bound,
+    options: &Options,
+    ready: impl FnOnce() -> Result<(), String>,
+) -> Result<Duration, String> {
     let (stopping, stop) = watch::channel(false);
     // Before the connections are cut off.
     let drain = options.drain.mul_f64(ANSWERED_WITHIN);
@@ -251,6 +258,7 @@ pub fn run(rules: &Rules, gate: Option<Arc<Gate>>, mut bound: Bound, options: &O
             });
             threads.push(spawned.map_err(|error| error.to_string())?);
         }
+        ready()?;
         until_signal(signals, &rules.plan, &shared.serving, &threads).await
     });
     let stopped_at = Instant::now();

@@ -149,12 +149,15 @@ def command(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if tls_certificate is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    for address in server.addresses:
-        console.print(f"listening on {printable(address)}", soft_wrap=True)
-    sys.stdout.flush()
+
+    def ready() -> None:
+        for address in server.addresses:
+            console.print(f"listening on {printable(address)}", soft_wrap=True)
+        sys.stdout.flush()
+
     status, left_s = 0, 0.0
     try:
-        left_s = server.run()
+        left_s = server.run(ready)
     except OSError as error:
         errors.print(printable(str(error)))
         status = 2
