@@ -392,17 +392,30 @@ def test_leased_limits_do_not_book_ahead(redis: RedisServer, serve: Serve, store
     assert (reply["http"], "leased limits can't book ahead" in reply["error"]) == (501, True)
 
 
+@pytest.mark.parametrize("policy", ["deny", "allow"])
 def test_a_charge_that_redis_may_not_have_given_back_is_not_given_back_again(
-    own_redis: RedisServer, serve: Serve
+    own_redis: RedisServer, serve: Serve, policy: str
 ) -> None:
-    server = serve(THREE, store=own_redis.url)
+    server = serve(THREE, store=f"{own_redis.url}?when_unavailable={policy}")
     charge = server.ask("decide", uri="/api/x", client="192.0.2.7", refundable=True)["charge"]
     own_redis.process.kill()
     own_redis.process.wait()
     reply = server.ask("refund", charge=charge)
     assert (reply["http"], "has come back, or stays" in reply["error"]) == (503, True)
     assert server.ask("refund", charge=charge)["refunded"] is False
-    assert server.ask("reserve", uri="/api/x", client="192.0.2.7", max_delay=1)["status"] == 503
+    reserved = server.ask("reserve", uri="/api/x", client="192.0.2.7", max_delay=1)
+    assert reserved["status"] == (503 if policy == "deny" else 200)
+
+
+@pytest.mark.parametrize("mode", ["leased", "synced"])
+def test_a_policy_gives_no_charge_back(own_redis: RedisServer, serve: Serve, store_name: str, mode: str) -> None:
+    server = serve(THREE, store=url_of(own_redis, mode, store_name, "when_unavailable=allow"))
+    charge = server.ask("decide", uri="/api/x", client="192.0.2.7", refundable=True)["charge"]
+    own_redis.process.kill()
+    own_redis.process.wait()
+    reply = server.ask("refund", charge=charge)
+    # The charge of a synced limit is in the memory of the host.
+    assert reply["http"] == (503 if mode == "leased" else 200)
 
 
 def test_the_newest_charges_are_remembered() -> None:
@@ -977,6 +990,19 @@ def test_nobody_waits_for_a_rule_in_the_shadow(tmp_path: Path) -> None:
         said, errors = server.process.communicate(timeout=60)
         assert said == ""
         assert "forebay: a rule in the shadow can't be charged: LookupError: nothing" in errors
+
+
+def test_rules_in_the_shadow_take_no_room_from_questions(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=600) as server, Client(server) as client:
+        assert client.codes(1, [("visitor", "/hang")]) == ["OK"]
+        assert server.said() == "hanging"
+        assert client.codes(300, [("visitor", "x" * 300_000)]) == ["OK"] * 300
+        request = RateLimitRequest(domain="limits", descriptors=[descriptor(user("u" * 300_000))])
+        enforced = client.rate_limits.ShouldRateLimit.future(request, timeout=60)
+        assert client.codes(1, [("visitor", "/waiting")]) == ["OK"]
+        server.go_on()
+        assert enforced.result().overall_code == OK
+        assert set(unanswered(server).values()) == {0}
 
 
 @pytest.mark.parametrize("way", ["fields", "descriptors"])

@@ -39,7 +39,8 @@ impl Worker {
         // The local limits of a fallback take no more at once.
         if count > MOST_LIMITS {
             return Err(format!(
-                "the request has {count} charges, and over Redis at most {MOST_LIMITS} are made at once"
+                "the request has {count} charges, and over Redis at most {MOST_LIMITS} are made at once: let fewer rules \
+                 match it, or keep the limits in shm:///NAME?keys=1000000"
             ));
         }
         let outcome = if enforced.is_empty() && matches!(mode, Mode::Charge | Mode::Peek) {

@@ -30,6 +30,8 @@ use crate::report::Seldom;
 const MOST_WAITING: usize = 1024;
 /// Bytes of all questions that wait or are asked. Usual ones take a tenth of it.
 const MOST_BYTES: usize = 64 << 20;
+/// Bytes of all charges of rules in the shadow that wait. They take no room from questions.
+const MOST_SHADOW_BYTES: usize = 16 << 20;
 /// Bytes that a field, an entry of a descriptor or a charge takes beside its text.
 pub const PIECE: usize = 128;
 const REASONS: [&str; 3] = ["full", "late", "failed"];
@@ -191,23 +193,23 @@ struct Waiting {
     _bytes: Bytes,
 }
 
-/// A part of the bytes of all questions.
+/// A part of the bytes of all questions, or of all charges of rules in the shadow.
 struct Bytes {
-    gate: Arc<Gate>,
+    all: Arc<AtomicUsize>,
     size: usize,
 }
 
 impl Bytes {
     /// None if there is no room for so many.
-    fn new(gate: &Arc<Gate>, size: usize) -> Option<Bytes> {
-        let bytes = Bytes { gate: Arc::clone(gate), size };
-        (gate.bytes.fetch_add(size, Ordering::Relaxed) + size <= MOST_BYTES).then_some(bytes)
+    fn new(all: &Arc<AtomicUsize>, size: usize, most: usize) -> Option<Bytes> {
+        let bytes = Bytes { all: Arc::clone(all), size };
+        (all.fetch_add(size, Ordering::Relaxed) + size <= most).then_some(bytes)
     }
 }
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        self.gate.bytes.fetch_sub(self.size, Ordering::Relaxed);
+        self.all.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 
@@ -219,12 +221,15 @@ pub struct Gate {
     /// By the reasons.
     unanswered: [AtomicU64; REASONS.len()],
     /// Of questions.
-    bytes: AtomicUsize,
+    bytes: Arc<AtomicUsize>,
+    /// Of charges of rules in the shadow.
+    shadow_bytes: Arc<AtomicUsize>,
 }
 
 impl Gate {
     pub fn new(threads: usize, within: Duration) -> Gate {
-        Gate { threads, within, unanswered: Default::default(), bytes: AtomicUsize::new(0) }
+        let (bytes, shadow_bytes) = Default::default();
+        Gate { threads, within, unanswered: Default::default(), bytes, shadow_bytes }
     }
 
     /// How many questions were answered by 503 here, by the reasons.
@@ -336,7 +341,8 @@ impl Asking {
     /// Charge the limit of a rule in the shadow later, if there is room for that.
     pub fn charge_shadow(&self, question: Question) {
         static REPORTS: Seldom = Seldom::new();
-        let Some(bytes) = Bytes::new(&self.gate, question.size()) else { return };
+        let bytes = Bytes::new(&self.gate.shadow_bytes, question.size(), MOST_SHADOW_BYTES);
+        let Some(bytes) = bytes else { return };
         let ask = Box::new(move |py: Python<'_>| {
             if let Err(error) = question.charged(py) {
                 REPORTS.report(|| format!("a rule in the shadow can't be charged: {error}"));
@@ -364,7 +370,7 @@ impl Asking {
                 Err(error) => REPORTS.report(|| format!("a request can't be decided: {error}")),
             }
         });
-        let bytes = Bytes::new(&self.gate, size).ok_or(Unanswered::Full)?;
+        let bytes = Bytes::new(&self.gate.bytes, size, MOST_BYTES).ok_or(Unanswered::Full)?;
         self.questions.try_send(Waiting { ask, _bytes: bytes }).map_err(|_| Unanswered::Full)?;
         replied.await.map_err(|_| Unanswered::Failed)
     }

@@ -84,12 +84,13 @@ def charging_of(built: Iterable[Built], limiters: Sequence[Any], store: Any, tak
 
 def within_s_of(store: Any) -> float:
     """How long a question about limits of this store may wait."""
-    return 2 * _timeout_s_of(store) + _PATIENCE_S
+    timeout_s: float = _redis_of(store).timeout_s
+    return 2 * timeout_s + _PATIENCE_S
 
 
-def _timeout_s_of(store: Any) -> float:
-    timeout_s: float = getattr(store, "redis_store", store).executor.timeout_s
-    return timeout_s
+def _redis_of(store: Any) -> Any:
+    """The executor that asks Redis."""
+    return getattr(store, "redis_store", store).executor
 
 
 class Charging:
@@ -102,7 +103,7 @@ class Charging:
         self._executor = store.executor if hasattr(store, "together") else None
         """If Redis decides each request, by one script."""
         self._is_leased = getattr(store, "is_leased", False)
-        self._timeout_s = _timeout_s_of(store)
+        self._redis = _redis_of(store)
         self._taken = taken
         remembering = functools.lru_cache(_MOST_COMBINATIONS)
         self._all_of = remembering(self._make_all_of)
@@ -142,7 +143,10 @@ class Charging:
         taken = self._taken.pop(charge)
         if taken is None:
             return False
-        return _give_back(taken) or None
+        # A policy other than to deny raises nothing, and decides that the charge stays.
+        before = self._redis.status().decided_by_policy
+        is_sure = _give_back(taken)
+        return (is_sure and self._redis.status().decided_by_policy == before) or None
 
     def _answer(self, uses: list[Use], decide: Callable[[list[Use]], Decided]) -> Answer:
         try:
@@ -209,7 +213,7 @@ class Charging:
         return bool(charge), decisions, [charge]
 
     def _book(self, uses: list[Use], max_delay_ns: int) -> Decided:
-        until_s = time.monotonic() + self._timeout_s
+        until_s = time.monotonic() + self._redis.timeout_s
         booked: list[Any] = []
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: _give_back(booked))

@@ -67,7 +67,7 @@ pub async fn should_rate_limit_by_gate(
         Ok(Ok(matched)) => {
             let entries: usize = asked.descriptors.iter().map(|one| one.entries.len() + 1).sum();
             let outcome = worker.charged_by_gate(&gated.asking, matched, size + entries * PIECE).await;
-            outcome.map_err(|reason| Status::invalid_argument(format!("{reason}: send fewer descriptors")))
+            outcome.map_err(|reason| Status::invalid_argument(format!("{reason}; or send fewer descriptors")))
         }
     };
     answered(&gated.serving, gated.number, plan, asked, decided)
