@@ -10,7 +10,8 @@ are not those of its successor.
 Transitions
 -----------
 * *prepare*: ``publish`` makes the file of the next number for which there is none, exclusively, and writes all of it.
-  It does so only if the path leads to its segment: one that was restored there has the same names for its files.
+  It doesn't if the path leads to a segment that was restored from a snapshot of its own: that has the same names for
+  its files.
 * *switch*: one CAS of the word, from the version that the new one was made for to the new number.
 * *take over*: a process that reads another number than the one it follows reads that file, and then the word again. If
   the word still has the number, it makes gates of the file. Otherwise it begins again.
@@ -63,6 +64,8 @@ from typing import Any, Final, Literal
 from forebay.errors import ForebayError
 from forebay.extras import Needs
 from forebay.rules.live.standing import Standing
+from forebay.segment.header import Header
+from forebay.segment.layout import HEADER, HEADER_OFFSET
 from forebay.segment.names import RULES_SECRET, rules_prefix
 
 with Needs("rules", __name__):
@@ -142,7 +145,7 @@ class Board:
 
         Raises ``OSError``, also if the segment was removed.
         """
-        self._check_in_place()
+        self._refuse_restored()
         body = msgspec.msgpack.encode(publication)
         version = self._prepare(seen, self._digest(body) + body)
         if not self.segment.replace_rules_version(seen, version):
@@ -155,7 +158,7 @@ class Board:
 
     def write_note(self, note: bytes) -> None:
         """Replace the note of the loader. Raises ``OSError``, also if the segment was removed."""
-        self._check_in_place()
+        self._refuse_restored()
         path = f"{self.note_path}.new"
         self._write(path, note, "wb")
         try:
@@ -167,9 +170,15 @@ class Board:
                 file.write(note)
                 file.truncate()
 
-    def _check_in_place(self) -> None:
-        if self.path is not None and not self._attachment.is_in_place():
-            raise FileNotFoundError(errno.ENOENT, "the store was removed: restart its processes", self.path)
+    def _refuse_restored(self) -> None:
+        """Raises ``FileNotFoundError`` if the path has no file, or a segment with the same names for its own files."""
+        if self.path is None or self._attachment.is_in_place():
+            return
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
+            there, ours = file.read(HEADER.size), self._attachment.read_file(HEADER_OFFSET, HEADER.size)
+            if len(there) < HEADER.size or Header.unpack(there).hash_key != Header.unpack(ours).hash_key:
+                return
+        raise FileNotFoundError(errno.ENOENT, "the store was removed: restart its processes", self.path)
 
     def _prepare(self, seen: int, data: bytes) -> int:
         for version in range(seen + 1, seen + 1 + MOST_LEFT_OVER):
