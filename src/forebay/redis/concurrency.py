@@ -397,12 +397,12 @@ class BaseLease(Operated[E], Generic[E]):
     def release(self) -> Pending[bool]:
         """Give the permits back, also if the task is cancelled meanwhile. Return whether any was still held.
 
-        If it raises, it may be called again.
+        If it raises, or a policy has decided as Redis is unavailable, it may be called again.
         """
         self._released = True
         local = self._taken.local
         held = local is not None and bool(local.release())
-        return self._executor.run(self._release(held), lambda: self._end(held))
+        return self._executor.run(self._release(held), lambda: self._wake(held))
 
     @operation
     def renew(self) -> Pending[bool]:
@@ -415,9 +415,13 @@ class BaseLease(Operated[E], Generic[E]):
         return self._end(held)
 
     def _end(self, held: bool) -> bool:
+        self._wake(held)
+        self._permits = []
+        return held
+
+    def _wake(self, held: bool) -> bool:
         if self._is_held_in_redis:
             self._executor.permits_came_back(self._limiter, self._key)
-        self._permits = []
         return held
 
     def _renew(self) -> CommandFlow[bool]:
