@@ -23,7 +23,7 @@ class Plan:
         """
 
 class Gate:
-    """The rules of a file whose limits Python charges, as ``forebay.serving.gated`` has them.
+    """The rules of a file whose limits Python charges, as ``forebay.serving.charging`` does.
 
     `document` is as that of a plan, and `limiters` are those of its first limits. The methods of `charging` are called
     in so many threads. `books`: whether the limits can book ahead. A question that isn't answered within `within_s` is

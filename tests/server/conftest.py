@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from decision_server import HEAD, MILD, Both, DecisionServer
+from redis_server import RedisServer, redis_server
 
 from forebay import Store
 from forebay.testing import ManualClock
@@ -50,6 +51,28 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecisionServer
             assert server.stop() == 0
     finally:
         Store.unlink(name, missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis(shared: RedisServer) -> RedisServer:
+    """Empty, with the scripts forgotten."""
+    with shared.client() as client:
+        client.flushall()
+        client.script_flush()
+    return shared
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """For a test that ends or stops it."""
+    with redis_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
-from decision_server import CLIENT, Both, DecisionServer
+from decision_server import Both, DecisionServer
 from envoy.service.auth.v3.external_auth_pb2 import CheckRequest
 from envoy.service.ratelimit.v3.rls_pb2 import RateLimitRequest, RateLimitResponse
 from google.protobuf.wrappers_pb2 import UInt64Value
@@ -27,7 +27,7 @@ from test_server_live import Host
 from test_server_live import rules as live
 from test_server_process import is_accepted
 from test_server_retries import ALONE, IDS, KEY, MANY, compare_retries, statuses
-from test_server_rules import HELD, KEYS, KINDS, LIMIT, RULE, RULES, compare, drawn, have_same_key
+from test_server_rules import KEYS, KINDS, LIMIT, RULE, RULES, compare, drawn, have_same_key
 
 from forebay import InvalidRuleFile, Store, TokenBucket, connect
 from forebay.redis import LeasedStore, RedisStore
@@ -47,28 +47,6 @@ path = "/api/*"
 """
 ASKED = {"X-Forwarded-Uri": "/api/x?a=1", "X-Forwarded-Method": "GET", "X-Forwarded-For": "192.0.2.7"}
 MODES = ["strict", "leased", "synced"]
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
-
-
-@pytest.fixture
-def redis(shared: RedisServer) -> RedisServer:
-    """Empty, with the scripts forgotten."""
-    with shared.client() as client:
-        client.flushall()
-        client.script_flush()
-    return shared
-
-
-@pytest.fixture
-def own_redis() -> Iterator[RedisServer]:
-    """For a test that ends or stops it."""
-    with redis_server() as server:
-        yield server
 
 
 def url_of(server: RedisServer, mode: str, store_name: str, *options: str) -> str:
@@ -231,23 +209,6 @@ def test_a_service_names_a_proxy_as_the_client(redis: RedisServer, serve: Serve,
         assert replies[0]["status"] == replies[1]["status"] == (403 if client == "10.9.0.7" else 200)
 
 
-def test_other_questions_are_refused_with_the_reason(redis: RedisServer, serve: Serve, store_name: str) -> None:
-    server = serve(THREE, store=url_of(redis, "strict", store_name))
-    question = {"uri": "/api/x", "client": "192.0.2.7"}
-    for call in ("acquire", "renew", "release"):
-        reply = server.ask(call, **question)
-        assert (reply["http"], "holds permits in the memory of a host only" in reply["error"]) == (501, True)
-    again = {**question, "request_id": "a"}
-    for reply in (
-        server.ask("decide", **again),
-        server.ask("reserve", **again, max_delay=1),
-        server.ask("batch", requests=[question, again]),
-    ):
-        assert (reply["http"], "leave request_id out" in reply["error"]) == (501, True)
-    # None of them was charged.
-    assert [asked(server) for _ in range(4)] == [200] * 3 + [429]
-
-
 def steady(reply: Any) -> Any:
     """A reply without the seconds in it."""
     if isinstance(reply, list):
@@ -339,12 +300,12 @@ def test_a_charge_comes_back_in_its_own_window(redis: RedisServer, tmp_path: Pat
         first, second = (plan.charging.take(uses) for _ in range(2))
         assert first[0]
         assert second[0]
-        assert plan.charging.give_back(first[2])
+        assert plan.charging.give_back(first.charge)
         peeked = plan.charging.peek([(0, "everyone", 1), (1, "everyone", 0)])
         assert [(numbers[0], numbers[2]) for numbers in peeked[1]] == [(True, 4), (True, 3)]
         clock.set_us(clock.now_us + 3_600_000_000)
         assert plan.charging.hit([(0, "everyone", 5), (1, "everyone", 5)], None)[0]
-        assert plan.charging.give_back(second[2])
+        assert plan.charging.give_back(second.charge)
         assert not plan.charging.hit(uses[:1], None)[0]
         assert not plan.charging.hit(uses[1:], None)[0]
 
@@ -453,14 +414,6 @@ def test_a_request_with_more_charges_than_are_made_at_once_is_refused(
     assert [(limit["name"], limit["allowed"]) for limit in reply["limits"]] == [(f"l{n}", True) for n in range(16)]
     if mode != "leased":
         assert {limit["remaining"] for limit in reply["limits"]} == {8}
-
-
-def test_permits_are_held_in_the_memory_of_a_host_only(tmp_path: Path) -> None:
-    file = tmp_path / "limits.toml"
-    for store in ("redis://127.0.0.1:1/0", "synced+redis://127.0.0.1:1/0?keys=9&host=shm:///unmade?keys=9"):
-        file.write_text(f'version = 1\nstore = "{store}"\n{CLIENT}{HELD}{RULE}')
-        with pytest.raises(InvalidRuleFile, match=r"4:\d+: limits.a: the server holds permits in the memory of a host"):
-            plan_of(file, holds_permits=True)
 
 
 def test_a_rule_that_needs_a_client_needs_proxies_over_redis_too(tmp_path: Path) -> None:
@@ -838,7 +791,7 @@ class Charging:
             print(uses, once, flush=True)
         names = [key[-1] for _, key, _ in uses]
         decisions = [(name != "/denied", 9, 8, 0, 10**9, False, 0) for name in names]
-        return "/no" not in names, decisions[1:] if names[-1] == "/few" else decisions, None
+        return "/no" not in names, decisions[1:] if names[-1] == "/few" else decisions, None, None, True
 
     def take(self, uses):
         return self.hit(uses, None)

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::answers::Answer;
 use crate::charges::Charged;
+use crate::charging_by_gate::ForGate;
 use crate::client::{ClientAddress, as_address};
 use crate::decide::{LimitDecision, Mode, Outcome, Worker};
-use crate::gate::{Asking, GivenBack};
+use crate::gate::{Again, Asking, Done, Followup};
 use crate::gated::Gated;
 use crate::ids::{self, Ids, Reply};
 use crate::leases::{Leases, Open};
@@ -174,6 +175,12 @@ struct LeaseReply {
     lasts: f64,
 }
 
+impl LeaseReply {
+    fn new(id: String, lasts: Duration) -> LeaseReply {
+        LeaseReply { id, lasts: lasts.as_secs_f64() }
+    }
+}
+
 #[derive(Serialize)]
 struct Refusal<'a> {
     error: &'a str,
@@ -256,7 +263,7 @@ impl<'a> Described<'a> {
             }
             (AskedBy::Reserve, _) => return Err("send max_delay: seconds from 0 to 86400".to_owned()),
             (_, Some(_)) => return Err("max_delay is for /v1/reserve".to_owned()),
-            (AskedBy::Acquire, None) => Mode::Hold,
+            (AskedBy::Acquire, None) => Mode::Hold { refundable: question.refundable },
             (AskedBy::Peek, None) => Mode::Peek,
             (_, None) if question.refundable => Mode::Refundable,
             (_, None) => Mode::Charge,
@@ -283,7 +290,7 @@ impl<'a> Described<'a> {
     }
 
     fn decided(&self, worker: &Worker, shared: &Shared) -> Result<Reply, String> {
-        if self.mode == Mode::Hold && !shared.leases.have_room() {
+        if matches!(self.mode, Mode::Hold { .. }) && !shared.leases.have_room() {
             return Err("the server holds too many leases: release some".to_owned());
         }
         self.reply(worker, shared, worker.decide(&self.asked(worker), self.mode))
@@ -300,11 +307,10 @@ impl<'a> Described<'a> {
         let request_id = &self.question.request_id;
         let lasting = held.iter().filter_map(|one| worker.plan.limits[one.limit].concurrency);
         let lasts = lasting.map(|(_, lasts_ns)| Duration::from_nanos(lasts_ns)).min();
-        let lease = lasts.map(|lasts| LeaseReply {
-            id: shared.leases.add(Open { held, request_id: request_id.clone(), lasts }),
-            lasts: lasts.as_secs_f64(),
+        let lease = lasts.map(|lasts| {
+            LeaseReply::new(shared.leases.add(Open { held, request_id: request_id.clone(), lasts }), lasts)
         });
-        let is_refundable = allowed && (self.question.refundable || matches!(self.mode, Mode::Book(_)));
+        let is_refundable = allowed && self.mode.is_given_back();
         let document = ReplyDocument {
             charge: is_refundable.then(|| Charged::new(&worker.plan, charges, request_id.clone()).text()),
             delay: outcome.delay(self.mode),
@@ -316,12 +322,15 @@ impl<'a> Described<'a> {
         Ok(Reply { allowed, text, lasts: lasts.unwrap_or(ids::LASTS) })
     }
 
+    /// What Python is to be asked.
+    fn for_gate<'b>(&self, call: AskedBy, worker: &'b Worker) -> Result<ForGate<'b>, Box<Outcome>> {
+        let id = self.question.request_id.clone();
+        let again = id.map(|id| Again { id, content: self.content(call) });
+        worker.for_gate(&[self.asked(worker)], self.mode).map(|asked| asked.sent_as(again))
+    }
+
     /// An error if it can't be answered by limits that Python charges.
     fn checked_for_gate(self, worker: &Worker) -> Result<Described<'a>, Refused> {
-        if self.question.request_id.is_some() {
-            let reason = "the server remembers no questions about limits in Redis: leave request_id out";
-            return Err((StatusCode::NOT_IMPLEMENTED, reason.to_owned()));
-        }
         if matches!(self.mode, Mode::Book(_)) && worker.charging.as_ref().is_some_and(|charging| !charging.books) {
             return Err((StatusCode::NOT_IMPLEMENTED, format!("leased limits can't book ahead: {IN_MEMORY}")));
         }
@@ -340,51 +349,82 @@ fn unreadable(reason: String) -> Refused {
 pub async fn answer_by_gate(call: AskedBy, gated: &Gated, data: Vec<u8>) -> Result<(bool, String), Refused> {
     let worker = gated.following.worker();
     match call {
-        AskedBy::Decide | AskedBy::Peek | AskedBy::Reserve => {
+        AskedBy::Batch => batch_by_gate(gated, &worker, data).await,
+        AskedBy::Refund => {
+            let Refund { charge } = read(&data).map_err(unreadable)?;
+            drop(data);
+            let unknown = "Redis hasn't answered: the charge has come back, or stays";
+            let refunded = followed_up(&gated.asking, &worker, Followup::Refund, charge, unknown).await?;
+            Ok((refunded, refunded_document(refunded)))
+        }
+        AskedBy::Renew => {
+            let LeaseQuestion { lease } = read(&data).map_err(unreadable)?;
+            drop(data);
+            let unknown = "Redis hasn't answered: the lease lasts as long as before, or begins anew: renew it again";
+            let held = followed_up(&gated.asking, &worker, Followup::Renew, lease, unknown).await?;
+            Ok((held, held_document(held)))
+        }
+        AskedBy::Release => {
+            let LeaseQuestion { lease } = read(&data).map_err(unreadable)?;
+            drop(data);
+            let unknown = "Redis hasn't answered: the permits come back with the end of the lease: release it again";
+            let released = followed_up(&gated.asking, &worker, Followup::Release, lease, unknown).await?;
+            Ok((released, released_document(released)))
+        }
+        _ => {
             let (asked, mode) = {
                 let question = read(&data).map_err(unreadable)?;
                 let described = Described::new(call, worker.plan.client.as_ref(), &question);
                 let described = described.map_err(unreadable)?.checked_for_gate(&worker)?;
-                (worker.for_gate(&[described.asked(&worker)], described.mode), described.mode)
+                (described.for_gate(call, &worker), described.mode)
             };
             // It isn't held while Python is asked.
             drop(data);
             document(&worker.plan, gated.decided(&worker, asked, 0).await, mode)
         }
-        AskedBy::Batch => batch_by_gate(gated, &worker, data).await,
-        AskedBy::Refund => refund_by_gate(&gated.asking, &worker, data).await,
-        _ => {
-            let reason = format!("the server holds permits in the memory of a host only: {IN_MEMORY}");
-            Err((StatusCode::NOT_IMPLEMENTED, reason))
-        }
     }
 }
 
-/// Give a charge back, once. This server has to have made it.
-async fn refund_by_gate(asking: &Asking, worker: &Worker, data: Vec<u8>) -> Result<(bool, String), Refused> {
-    let Refund { charge } = read(&data).map_err(unreadable)?;
-    drop(data);
+/// Whether that was done. This server has to have made the charge or the lease. `unknown`: the error if nobody knows.
+async fn followed_up(
+    asking: &Asking,
+    worker: &Worker,
+    what: Followup,
+    id: String,
+    unknown: &str,
+) -> Result<bool, Refused> {
+    let done = match worker.charging.clone() {
+        Some(charging) => asking.follow_up(charging, what, id).await,
+        None => Done::Unknown,
+    };
     let unavailable = |reason: &str| Err((StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()));
-    let given_back = match worker.charging.clone() {
-        Some(charging) => asking.give_back(charging, charge).await,
-        None => GivenBack::Unknown,
-    };
-    let refunded = match given_back {
-        GivenBack::Now => true,
-        GivenBack::Unknown => false,
-        GivenBack::NotAsked => return unavailable("the server has too many questions: ask again"),
-        GivenBack::Perhaps => return unavailable("Redis hasn't answered: the charge has come back, or stays"),
-    };
-    Ok((refunded, refunded_document(refunded)))
+    match done {
+        Done::Now => Ok(true),
+        Done::Unknown => Ok(false),
+        Done::NotAsked => unavailable("the server has too many questions: ask again"),
+        Done::Perhaps => unavailable(unknown),
+    }
 }
 
 fn refunded_document(refunded: bool) -> String {
     format!("{{\"refunded\":{refunded}}}")
 }
 
+fn held_document(held: bool) -> String {
+    format!("{{\"held\":{held}}}")
+}
+
+fn released_document(released: bool) -> String {
+    format!("{{\"released\":{released}}}")
+}
+
 fn document(plan: &Plan, mut outcome: Outcome, mode: Mode) -> Result<(bool, String), Refused> {
+    if let Some(reason) = outcome.refused.take() {
+        return Err(unreadable(reason));
+    }
     let (charge, delay) = (outcome.charge.take(), outcome.delay(mode));
-    let document = ReplyDocument { charge, delay, ..ReplyDocument::new(plan, outcome) };
+    let lease = outcome.lease.take().map(|(id, lasts)| LeaseReply::new(id, lasts));
+    let document = ReplyDocument { charge, delay, lease, ..ReplyDocument::new(plan, outcome) };
     let text = serde_json::to_string(&document);
     let text = text.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok((document.allowed, text))
@@ -407,7 +447,7 @@ async fn batch_by_gate(gated: &Gated, worker: &Worker, data: Vec<u8>) -> Result<
     let mut outcomes = Vec::with_capacity(described.len());
     let in_time = gated.asking.in_time(async {
         for one in &described {
-            let asked = worker.for_gate(&[one.asked(worker)], one.mode);
+            let asked = one.for_gate(AskedBy::Batch, worker);
             // The questions are held as they were sent, and as they were read.
             outcomes.push(gated.decided(worker, asked, 2 * data.len()).await);
         }
@@ -417,8 +457,16 @@ async fn batch_by_gate(gated: &Gated, worker: &Worker, data: Vec<u8>) -> Result<
         gated.asking.count_late(left);
         outcomes.extend((0..left).map(|_| Outcome::unavailable()));
     }
-    let replies = outcomes.into_iter().zip(&described).map(|(outcome, one)| document(&worker.plan, outcome, one.mode));
-    Ok(joined(&replies.collect::<Result<Vec<_>, _>>()?))
+    let replies = outcomes.into_iter().zip(&described).enumerate().map(|(number, (outcome, one))| {
+        let replied = document(&worker.plan, outcome, one.mode);
+        replied.unwrap_or_else(|(_, reason)| unanswered(number, &reason))
+    });
+    Ok(joined(&replies.collect::<Vec<_>>()))
+}
+
+/// The reply to a question of a batch that has none. Those before were charged, so the error is of this one alone.
+fn unanswered(number: usize, reason: &str) -> (bool, String) {
+    (false, refusal(&format!("requests[{number}]: {reason}")))
 }
 
 /// The reply to a batch: whether all are allowed, and its document.
@@ -436,9 +484,7 @@ fn batch(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
     let batch: Batch = read(data)?;
     let described = batch.described(worker.plan.client.as_ref())?;
     let replies = described.iter().enumerate().map(|(number, one)| {
-        // Those before were charged, so an error is the reply of this one alone.
-        let replied = one.replied(AskedBy::Batch, worker, shared);
-        replied.unwrap_or_else(|reason| (false, refusal(&format!("requests[{number}]: {reason}"))))
+        one.replied(AskedBy::Batch, worker, shared).unwrap_or_else(|reason| unanswered(number, &reason))
     });
     Ok(joined(&replies.collect::<Vec<_>>()))
 }
@@ -471,13 +517,13 @@ fn renew(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
         // Of several limits, some may still hold.
         shared.release(worker, open);
     }
-    Ok((held, format!("{{\"held\":{held}}}")))
+    Ok((held, held_document(held)))
 }
 
 fn release(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
     let LeaseQuestion { lease } = read(data)?;
     let released = shared.leases.take(&lease).is_some_and(|open| shared.release(worker, open));
-    Ok((released, format!("{{\"released\":{released}}}")))
+    Ok((released, released_document(released)))
 }
 
 #[cfg(test)]

@@ -43,8 +43,8 @@ impl Worker {
             Mode::Book(max_delay_ns) => {
                 self.one_by_one(uses, |thread, one| thread.book(one.key(), one.cost, max_delay_ns))
             }
-            Mode::Charge | Mode::Refundable | Mode::Hold if once.from < uses.len() => self.once(uses, once),
-            Mode::Charge | Mode::Refundable | Mode::Hold => self.anew(uses),
+            Mode::Charge | Mode::Refundable | Mode::Hold { .. } if once.from < uses.len() => self.once(uses, once),
+            Mode::Charge | Mode::Refundable | Mode::Hold { .. } => self.anew(uses),
         }
     }
 

@@ -4,7 +4,7 @@
 //! those allow. `charging` charges limits, and `holding` holds permits.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::answers::{self, Answer, Fields, Limit};
 use crate::capi::{self, Decision, Failure, Key, MOST_LIMITS, Thread};
@@ -38,13 +38,22 @@ pub struct Worker {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Charge,
-    /// Charged, and the charges are returned. The two below return them, too.
+    /// Charged, and the charges may be given back.
     Refundable,
-    /// Charged if it may proceed within this time.
+    /// The same, if it may proceed within this time.
     Book(u64),
-    /// Charged, and permits of concurrency limits are held.
-    Hold,
+    /// Charged, and permits of concurrency limits are held. Whether the charges may be given back.
+    Hold {
+        refundable: bool,
+    },
     Peek,
+}
+
+impl Mode {
+    /// Whether the charges may be given back.
+    pub fn is_given_back(self) -> bool {
+        matches!(self, Mode::Refundable | Mode::Book(_) | Mode::Hold { refundable: true })
+    }
 }
 
 /// What was decided.
@@ -61,6 +70,10 @@ pub struct Outcome {
     /// The same, if Python has made them.
     pub charge: Option<String>,
     pub held: Vec<Held>,
+    /// The same, if Python holds them, and how long they last.
+    pub lease: Option<(String, Duration)>,
+    /// Why the asking service has no answer.
+    pub refused: Option<String>,
 }
 
 /// The decision of one limit.
@@ -142,7 +155,7 @@ impl Worker {
             Err(denied) => return *denied,
         };
         let holding: Vec<_> = enforced.extract_if(.., |one| self.limit(one).concurrency.is_some()).collect();
-        if let (Some(one), true) = (holding.first(), mode != Mode::Hold) {
+        if let (Some(one), false) = (holding.first(), matches!(mode, Mode::Hold { .. })) {
             return answers::held(&one.rule.name).into();
         }
         let held = match self.held(&holding) {
@@ -153,7 +166,7 @@ impl Worker {
         let mut outcome = match self.charged(&enforced, mode, &self.once_of(requests, &enforced, mode)) {
             Ok(decided) => {
                 let mut outcome = self.outcome(&enforced, &decided, mode);
-                if outcome.denial.is_none() && !matches!(mode, Mode::Charge | Mode::Peek) {
+                if outcome.denial.is_none() && mode.is_given_back() {
                     outcome.charges = self.charges(&enforced, &decided);
                 }
                 outcome
@@ -237,7 +250,7 @@ impl Worker {
     fn once_of(&self, requests: &[Asked<'_>], uses: &[Use<'_>], mode: Mode) -> Once<'_> {
         let from = uses.iter().position(|one| one.rule.is_once).unwrap_or(uses.len());
         let retry = match (requests, &self.plan.retries) {
-            ([asked], Some(retries)) if from < uses.len() && !matches!(mode, Mode::Refundable | Mode::Book(_)) => {
+            ([asked], Some(retries)) if from < uses.len() && !mode.is_given_back() => {
                 retries.id(asked, &uses[from..]).map(|id| (retries, id))
             }
             _ => None,

@@ -18,6 +18,7 @@ use hyper::HeaderMap;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
@@ -47,7 +48,7 @@ enum Unanswered {
     Failed,
 }
 
-/// What charges the limits of a plan: as `forebay.serving.gated` has it.
+/// What charges the limits of a plan: as `forebay.serving.charging` has it.
 pub struct Charging {
     object: Py<PyAny>,
     /// Whether the limits can book ahead.
@@ -59,13 +60,13 @@ impl Charging {
         Charging { object, books }
     }
 
-    /// Give a charge back, once. Waits for Redis.
-    fn given_back(&self, py: Python<'_>, charge: &str) -> PyResult<GivenBack> {
-        let replied = self.object.bind(py).call_method1(intern!(py, "give_back"), (charge,))?;
+    /// Waits for Redis.
+    fn done(&self, py: Python<'_>, what: Followup, id: &str) -> PyResult<Done> {
+        let replied = self.object.bind(py).call_method1(what.method(py), (id,))?;
         Ok(match replied.extract()? {
-            Some(true) => GivenBack::Now,
-            Some(false) => GivenBack::Unknown,
-            None => GivenBack::Perhaps,
+            Some(true) => Done::Now,
+            Some(false) => Done::Unknown,
+            None => Done::Perhaps,
         })
     }
 }
@@ -76,6 +77,14 @@ pub struct Question {
     /// The number of a limit, a key and a cost of each use.
     uses: Vec<(usize, Key, u64)>,
     how: How,
+    /// It is decided once.
+    again: Option<Again>,
+}
+
+/// A question of a service that may be sent again: its id, and what makes it the same question.
+pub struct Again {
+    pub id: String,
+    pub content: String,
 }
 
 /// How limits are asked.
@@ -86,6 +95,8 @@ pub enum How {
     Take,
     /// The same, if the request may proceed within so many nanoseconds.
     Book(u64),
+    /// The permits of concurrency limits are held. The other charges can be given back if it is `refundable`.
+    Hold { once: Option<Once>, refundable: bool },
     /// Their decisions are only read.
     Peek,
 }
@@ -99,57 +110,110 @@ pub struct Once {
     pub id: Option<Vec<String>>,
 }
 
-/// What Python has decided, and the charge by which that can be given back.
-///
-/// None: the store can't be asked, or Python hasn't answered.
-pub type Charged = Option<(Decided, Option<String>)>;
+/// What Python has decided about a question.
+pub struct Charged {
+    pub decided: Decided,
+    /// By which it can be given back.
+    pub charge: Option<String>,
+    /// By which the permits can be given back.
+    pub lease: Option<String>,
+    /// Whether it was decided now, and not when the question was sent before.
+    pub is_first: bool,
+}
 
-/// Whether a charge was given back.
-pub enum GivenBack {
+/// Why a question isn't decided.
+pub enum Undecided {
+    /// The store can't be asked, or Python hasn't answered.
+    Unavailable,
+    /// For the asking service.
+    Refused(String),
+}
+
+/// What becomes of an earlier reply.
+#[derive(Clone, Copy)]
+pub enum Followup {
+    /// The charge of this id is given back, once.
+    Refund,
+    /// The lease of this id begins anew.
+    Renew,
+    /// The permits of this lease are given back.
+    Release,
+}
+
+impl Followup {
+    fn method(self, py: Python<'_>) -> &Bound<'_, PyString> {
+        match self {
+            Followup::Refund => intern!(py, "give_back"),
+            Followup::Renew => intern!(py, "renew"),
+            Followup::Release => intern!(py, "release"),
+        }
+    }
+}
+
+/// Whether that was done.
+pub enum Done {
     Now,
-    /// This server doesn't know it, or not any more.
+    /// This server doesn't know the id, or not any more.
     Unknown,
-    /// It wasn't asked for, and can be.
+    /// Python wasn't asked, and can be.
     NotAsked,
     /// Nobody knows.
     Perhaps,
 }
 
+/// The decision of Python, as `forebay.serving.decided` has it.
+type Replied = (bool, Vec<Option<Numbers>>, Option<String>, Option<String>, bool);
 /// A decision of Python: whether it allows, its limit, what remains, when to ask again, when the key is as fresh, whether
 /// the store has no room, and the time until the request may proceed.
 type Numbers = (bool, u64, u64, u64, u64, bool, u64);
 
 impl Question {
-    pub fn new(charging: &Arc<Charging>, uses: &[Use<'_>], how: How) -> Question {
+    pub fn new(charging: &Arc<Charging>, uses: &[Use<'_>], how: How, again: Option<Again>) -> Question {
         let uses = uses.iter().map(|one| (one.limit, one.key().clone(), one.cost)).collect();
-        Question { charging: Arc::clone(charging), uses, how }
+        Question { charging: Arc::clone(charging), uses, how, again }
     }
 
     fn size(&self) -> usize {
         let id = match &self.how {
-            How::Hit(Some(once)) => once.id.iter().flatten().map(|text| text.len() + PIECE).sum(),
+            How::Hit(Some(once)) | How::Hold { once: Some(once), .. } => {
+                once.id.iter().flatten().map(|text| text.len() + PIECE).sum()
+            }
             _ => 0,
         };
-        id + self.uses.iter().map(|(_, key, _)| key.size() + PIECE).sum::<usize>()
+        let again = self.again.as_ref().map_or(0, |again| again.id.len() + again.content.len() + PIECE);
+        id + again + self.uses.iter().map(|(_, key, _)| key.size() + PIECE).sum::<usize>()
     }
 
     /// Ask Python about limits. Waits for Redis.
-    fn charged(&self, py: Python<'_>) -> PyResult<Charged> {
-        let Question { charging, uses, how } = self;
+    fn charged(&self, py: Python<'_>) -> PyResult<Result<Charged, Undecided>> {
+        let Question { charging, uses, how, again } = self;
         let asked = uses.iter().map(|(limit, key, cost)| Ok((*limit, key.in_python(py)?, *cost)));
         let asked = asked.collect::<PyResult<Vec<_>>>()?;
-        let charging = charging.object.bind(py);
-        let replied = match how {
-            How::Hit(once) => {
-                let once = once.as_ref().map(|once| (once.from, &once.id));
-                charging.call_method1(intern!(py, "hit"), (asked, once))?
+        let pair = |once: &Option<Once>| once.as_ref().map(|once| (once.from, once.id.clone()));
+        let (method, more) = match how {
+            How::Hit(once) => (intern!(py, "hit"), vec![pair(once).into_pyobject(py)?.into_any()]),
+            How::Take => (intern!(py, "take"), vec![]),
+            How::Book(max_delay_ns) => (intern!(py, "book"), vec![max_delay_ns.into_pyobject(py)?.into_any()]),
+            How::Hold { once, refundable } => {
+                let refundable = refundable.into_pyobject(py)?.to_owned().into_any();
+                (intern!(py, "hold"), vec![pair(once).into_pyobject(py)?.into_any(), refundable])
             }
-            How::Take => charging.call_method1(intern!(py, "take"), (asked,))?,
-            How::Book(max_delay_ns) => charging.call_method1(intern!(py, "book"), (asked, *max_delay_ns))?,
-            How::Peek => charging.call_method1(intern!(py, "peek"), (asked,))?,
+            How::Peek => (intern!(py, "peek"), vec![]),
         };
-        let replied: Option<(bool, Vec<Option<Numbers>>, Option<String>)> = replied.extract()?;
-        let Some((allowed, each, charge)) = replied else { return Ok(None) };
+        let mut arguments = vec![asked.into_pyobject(py)?.into_any()];
+        arguments.extend(more);
+        let charging = charging.object.bind(py);
+        let replied = match again {
+            None => charging.call_method1(method, PyTuple::new(py, arguments)?)?,
+            Some(Again { id, content }) => {
+                charging.call_method1(intern!(py, "ask_once"), (id, content, method, arguments))?
+            }
+        };
+        if let Ok(reason) = replied.cast::<PyString>() {
+            return Ok(Err(Undecided::Refused(reason.to_string())));
+        }
+        let replied: Option<Replied> = replied.extract()?;
+        let Some((allowed, each, charge, lease, is_first)) = replied else { return Ok(Err(Undecided::Unavailable)) };
         let count = each.len();
         let each = each.into_iter().enumerate().filter_map(|(place, numbers)| {
             let (allowed, limit, remaining, retry_after_ns, reset_after_ns, full, delay_ns) = numbers?;
@@ -173,10 +237,45 @@ impl Question {
         if count != uses.len() || !is_decided {
             return Err(PyValueError::new_err("not every limit has decided, and none has denied"));
         }
-        if matches!(how, How::Take | How::Book(_)) && charge.is_some() != allowed {
+        let is_refundable = matches!(how, How::Take | How::Book(_) | How::Hold { refundable: true, .. });
+        if is_refundable && charge.is_some() != allowed {
             return Err(PyValueError::new_err("a charge that can't be given back"));
         }
-        Ok(Some((Decided { allowed, each }, charge)))
+        Ok(Ok(Charged { decided: Decided { allowed, each }, charge, lease, is_first }))
+    }
+}
+
+/// The reply to a question. If nobody takes it, its permits are given back, unless the question may be sent again.
+struct Unread {
+    charged: Option<Result<Charged, Undecided>>,
+    question: Question,
+    asking: Asking,
+}
+
+impl Unread {
+    fn take(mut self) -> Result<Charged, Undecided> {
+        self.charged.take().unwrap_or(Err(Undecided::Unavailable))
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        static REPORTS: Seldom = Seldom::new();
+        let Some(Ok(Charged { lease: Some(lease), .. })) = self.charged.take() else { return };
+        if self.question.again.is_some() {
+            return;
+        }
+        let charging = Arc::clone(&self.question.charging);
+        let size = lease.len() + PIECE;
+        let ask = Box::new(move |py: Python<'_>| {
+            if let Err(error) = charging.done(py, Followup::Release, &lease) {
+                REPORTS.report(|| format!("permits can't be given back: {error}"));
+            }
+        });
+        // If there is no room, they come back at the end of the lease.
+        if let Some(bytes) = Bytes::new(&self.asking.gate.bytes, size, MOST_BYTES) {
+            let _ = self.asking.questions.try_send(Waiting { ask, _bytes: bytes });
+        }
     }
 }
 
@@ -297,25 +396,29 @@ pub struct Asking {
 impl Asking {
     /// Ask about limits, which are charged to nothing without an answer in time. `size`: the bytes that are held
     /// meanwhile.
-    pub async fn charge(&self, question: Question, size: usize) -> Charged {
-        let reply = self.reply(size + question.size(), move |py| question.charged(py));
+    pub async fn charge(&self, question: Question, size: usize) -> Result<Charged, Undecided> {
+        let (size, asking) = (size + question.size(), self.clone());
+        let reply = self.reply(size, move |py| {
+            let charged = Some(question.charged(py)?);
+            Ok(Unread { charged, question, asking })
+        });
         match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
-            Ok(charged) => charged,
+            Ok(unread) => unread.take(),
             Err(why) => {
                 self.gate.count(why);
-                None
+                Err(Undecided::Unavailable)
             }
         }
     }
 
-    /// Give a charge back, once.
-    pub async fn give_back(&self, charging: Arc<Charging>, charge: String) -> GivenBack {
-        let reply = self.reply(charge.len() + PIECE, move |py| charging.given_back(py, &charge));
+    /// Do something with what an earlier reply has named.
+    pub async fn follow_up(&self, charging: Arc<Charging>, what: Followup, id: String) -> Done {
+        let reply = self.reply(id.len() + PIECE, move |py| charging.done(py, what, &id));
         match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
-            Ok(given_back) => given_back,
+            Ok(done) => done,
             Err(why) => {
                 self.gate.count(why);
-                if matches!(why, Unanswered::Full) { GivenBack::NotAsked } else { GivenBack::Perhaps }
+                if matches!(why, Unanswered::Full) { Done::NotAsked } else { Done::Perhaps }
             }
         }
     }

@@ -16,6 +16,12 @@ pub struct TooFew<'a> {
     is_full: bool,
 }
 
+impl<'a> TooFew<'a> {
+    pub fn new(one: &'a Use<'a>, available: u64, is_full: bool) -> TooFew<'a> {
+        TooFew { one, available, is_full }
+    }
+}
+
 /// Permits of one limit.
 #[derive(Debug)]
 pub struct Held {
@@ -33,7 +39,7 @@ impl Worker {
                 Ok(Acquired::Held(lease)) => held.push(Held { limit: one.limit, lease }),
                 Ok(Acquired::Denied { available, is_full }) => {
                     self.release(held);
-                    return Ok(Err(TooFew { one, available, is_full }));
+                    return Ok(Err(TooFew::new(one, available, is_full)));
                 }
                 Err(failure) => {
                     self.release(held);

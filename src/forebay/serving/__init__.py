@@ -2,5 +2,6 @@
 
 `forebay_server` is a distribution of its own, in Rust (native/server), which decides by the plan without Python.
 `unserved` refuses rules that it can't decide, `plan` writes the others as plain data, and `live` does so for each
-version of live rules. Rules over Redis are decided by Python: `gated` is what the server asks.
+version of live rules. Limits over Redis are charged by Python: `gated` is their plan, and `charging` what the server
+asks. `taken`, `leases` and `first_answers` are what it remembers between two questions.
 """

@@ -17,7 +17,7 @@ from forebay.rules.problems import Problems
 from forebay.rules.reading import read_document, read_rule_file
 from forebay.serving.gated import GatePlan
 from forebay.serving.plan import Plan, written
-from forebay.serving.taken import TakenCharges
+from forebay.serving.remembered import Remembered
 from forebay.serving.unserved import refuse_unserved
 from forebay.store import Store
 from forebay.urls import connect
@@ -40,7 +40,7 @@ class LivePlans:
     def __init__(self, path: str | os.PathLike[str], store: str, *, tier_field: str | None) -> None:
         self._store: Any = connect(store)
         host = _host_of(self._store)
-        self._taken = TakenCharges()
+        self._remembered = Remembered()
         self._tier_field = tier_field
         self._domain = Path(path).stem
         self.memory: Final = _first_page(host)
@@ -79,11 +79,10 @@ class LivePlans:
             problems,
             has_tiers=self._tier_field is not None,
             holds_permits=False,
-            over_redis=not isinstance(self._store, Store),
         )
         problems.raise_if_any()
         built = build_published(spec, document, self._store, _FUNCTIONS, problems)
-        return written(self._domain, spec, built, self._store, self._tier_field, publication.limits, self._taken)
+        return written(self._domain, spec, built, self._store, self._tier_field, publication.limits, self._remembered)
 
 
 def _host_of(store: Any) -> Store:

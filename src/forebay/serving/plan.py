@@ -25,7 +25,7 @@ from forebay.rules.overrides import DENIED, response_of
 from forebay.rules.problems import Problems
 from forebay.rules.refusals import BuiltDeny
 from forebay.serving.gated import GatePlan, charging_of, within_s_of
-from forebay.serving.taken import TakenCharges
+from forebay.serving.remembered import Remembered
 from forebay.serving.unserved import refuse_unserved
 from forebay.store import Store
 from forebay.urls import connect
@@ -85,30 +85,12 @@ def plan_of(
     # The server finds tiers itself.
     functions = Functions(tier=lambda request: "")
     spec, document, _ = check(file, Path(file).read_bytes(), functions)
-
-    def refuse(over_redis: bool) -> None:
-        refuse_unserved(
-            spec,
-            document,
-            problems,
-            has_tiers=tier_field is not None,
-            holds_permits=holds_permits,
-            over_redis=over_redis,
-        )
-
-    given = spec.store or store
-    refuse(over_redis=isinstance(given, str) and not given.startswith("shm:"))
-    if given is None:
+    refuse_unserved(spec, document, problems, has_tiers=tier_field is not None, holds_permits=holds_permits)
+    if (spec.store or store) is None:
         reason = 'the file names no store: write store = "shm:///NAME?keys=1000000", or start the server with --store'
         problems.add(document.value(("store",)), reason)
     problems.raise_if_any()
     loaded = load_built(file, connect(store) if isinstance(store, str) else store, functions, in_loop=False)
-    if not isinstance(loaded.store, Store):
-        # Shared memory may have a fallback.
-        refuse(over_redis=True)
-        if problems.count:
-            loaded.store.close()
-            problems.raise_if_any()
     return written(Path(file).stem, loaded.spec, loaded.built, loaded.store, tier_field)
 
 
@@ -119,12 +101,12 @@ def written(
     store: Any,
     tier_field: str | None,
     standings: Mapping[str, Standing] = MappingProxyType({}),
-    taken: TakenCharges | None = None,
+    remembered: Remembered | None = None,
 ) -> Plan | GatePlan:
     """The plan of rules that the server can decide. `domain`: by which Envoy's requests for rate limits name them.
 
-    `standings`: of live rules, where their limits count. `taken`: over Redis, the charges that may be given back; those
-    of earlier versions, too.
+    `standings`: of live rules, where their limits count. `remembered`: over Redis, what the server remembers
+    of earlier versions.
     """
     built = list(built)
     if isinstance(store, Store):
@@ -133,7 +115,7 @@ def written(
     # In Redis no key brings its share to another limit.
     ours = {name: Standing(standing.generation) for name, standing in standings.items()}
     document, of_bans, limiters = _written(domain, spec, built, store, tier_field, ours)
-    charging = charging_of(built, limiters, store, TakenCharges() if taken is None else taken)
+    charging = charging_of(built, limiters, store, remembered or Remembered())
     return GatePlan(document, of_bans, charging, within_s_of(store), store, _trusts_unix(spec))
 
 

@@ -46,14 +46,12 @@ def refuse_unserved(
     *,
     has_tiers: bool,
     holds_permits: bool,
-    over_redis: bool = False,
 ) -> None:
     """Add a problem for each part of the file that the server can't decide.
 
     `has_tiers`: whether a field names a request's tier. `holds_permits`: whether requests report their end.
-    `over_redis`: whether the limits aren't in the memory of the host, so that Python charges them.
     """
-    _Refusals(file, document, problems, has_tiers, holds_permits, over_redis).refuse()
+    _Refusals(file, document, problems, has_tiers, holds_permits).refuse()
 
 
 class _Refusals:
@@ -64,10 +62,9 @@ class _Refusals:
         problems: Problems,
         has_tiers: bool,
         holds_permits: bool,
-        over_redis: bool,
     ) -> None:
         self._file, self._document, self._problems = file, document, problems
-        self._has_tiers, self._holds_permits, self._over_redis = has_tiers, holds_permits, over_redis
+        self._has_tiers, self._holds_permits = has_tiers, holds_permits
         self._needs_client = False
 
     def refuse(self) -> None:
@@ -100,10 +97,7 @@ class _Refusals:
 
     def _limit(self, limit: Any, path: Path) -> None:
         if isinstance(limit, model.ConcurrencyLimit):
-            if self._over_redis:
-                remedy = 'write store = "shm:///NAME?keys=1000000"'
-                self._refuse(path, f"the server holds permits in the memory of a host only: {remedy}, or {_REMEDY}")
-            elif not self._holds_permits:
+            if not self._holds_permits:
                 remedy = "start the server with --no-proxies, for services that call /v1/acquire"
                 self._refuse(path, f"{_NO_END}, so it can't hold permits: {remedy}, or {_REMEDY}")
         elif isinstance(limit, model.FixedWindowLimit) and limit.align == "calendar":

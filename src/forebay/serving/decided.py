@@ -1,0 +1,31 @@
+"""What `forebay_server` is answered about limits that Python charges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+__all__ = ["Answer", "Decided", "Numbers"]
+
+Numbers: TypeAlias = tuple[bool, int, int, int, int, bool, int]
+"""A decision: whether it allows, its limit, what remains, when to ask again and when the key is as fresh, whether the
+store has no room, and the time until the request may proceed. Times are in nanoseconds.
+"""
+
+
+class Decided(NamedTuple):
+    """Whether a request is allowed, and the decisions of its uses."""
+
+    allowed: bool
+    each: Sequence[Numbers | None]
+    """Of a denied request, at least those that deny it. A denial by a limit that is below the cost is for good."""
+    charge: str | None = None
+    """By which it can be given back."""
+    lease: str | None = None
+    """By which its permits can be renewed and given back."""
+    is_first: bool = True
+    """Whether it was decided now, and not when the question was sent before."""
+
+
+Answer: TypeAlias = Decided | str | None
+"""A text is an error of the asking service. None: the store can't be asked."""

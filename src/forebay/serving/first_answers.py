@@ -1,0 +1,140 @@
+"""Answers by the ids of questions: a question that is sent again is decided once, and gets the first answer again.
+
+Each server remembers its own. One that is forgotten, as others have taken its room, is decided once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.serving.decided import Answer, Decided
+
+__all__ = ["FirstAnswers"]
+
+_LASTS_S: Final = 300.0
+"""For so long, a question may be sent again."""
+_MOST_BYTES: Final = 64 << 20
+"""Of all answers, about."""
+_OF_ANSWER: Final = 2048
+_OF_DECISION: Final = 512
+
+
+@dataclass(slots=True)
+class _Known:
+    digests: tuple[bytes, bytes]
+    """Of the question, and of what was charged."""
+    answer: Decided
+    until_s: float
+    """It may be given again until then, and may be prolonged up to its end. Of the monotonic clock."""
+    end_s: float
+    size: int
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.answer.charge, self.answer.lease) if name is not None]
+
+
+@dataclass(slots=True)
+class _Deciding:
+    """A question that is being decided."""
+
+    digests: tuple[bytes, bytes]
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: Answer = None
+
+
+class FirstAnswers:
+    """The newest answers that allow their questions. *Threads*: safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_id: dict[str, _Known] = {}
+        """From the oldest on."""
+        self._ids: dict[str, str] = {}
+        """Of the questions, by the charges and leases of their answers."""
+        self._deciding: dict[str, _Deciding] = {}
+        self._bytes = 0
+
+    def once(
+        self, request_id: str, question: str, charged: str, decide: Callable[[Decided | None], tuple[Answer, float]]
+    ) -> Answer:
+        """The answer to a question: the first one that has allowed it, or that of `decide`, and how long that lasts.
+
+        The same question, if it comes meanwhile, gets that answer, too. `charged`: what the limits are. If other limits
+        are charged by now, as rules change, the question is decided anew: `decide` gets the answer that it replaces.
+        """
+        digests = _digest(question), _digest(charged)
+        while True:
+            with self._lock:
+                other = self._deciding.get(request_id)
+                if other is None:
+                    known = self._find(request_id)
+                    if known is not None and known.digests == digests:
+                        return known.answer._replace(is_first=False)
+                    if known is not None and known.digests[0] != digests[0]:
+                        return f"the request_id {request_id!r} was that of another question"
+                    own = self._deciding[request_id] = _Deciding(digests)
+                    break
+            other.done.wait()
+            if other.digests == digests:
+                answer = other.answer
+                return answer._replace(is_first=False) if isinstance(answer, Decided) else answer
+        try:
+            begun_s = time.monotonic()
+            own.answer, lasts_s = decide(None if known is None else known.answer)
+            if isinstance(own.answer, Decided) and own.answer.allowed:
+                self._add(request_id, digests, own.answer, begun_s, lasts_s)
+            return own.answer
+        finally:
+            with self._lock:
+                del self._deciding[request_id]
+            own.done.set()
+
+    def prolong(self, name: str, until_s: float) -> None:
+        """The answer with this charge or lease may be given again until then, up to its end."""
+        with self._lock:
+            known = self._by_id.get(self._ids.get(name, ""))
+            if known is not None:
+                known.until_s = min(until_s, known.end_s)
+
+    def forget(self, name: str) -> None:
+        """The next question with the id of the answer with this charge or lease is another one."""
+        with self._lock:
+            self._remove(self._ids.get(name, ""))
+
+    def _find(self, request_id: str) -> _Known | None:
+        now_s = time.monotonic()
+        while self._by_id and next(iter(self._by_id.values())).end_s <= now_s:
+            self._remove(next(iter(self._by_id)))
+        known = self._by_id.get(request_id)
+        return known if known is not None and known.until_s > now_s else None
+
+    def _add(
+        self, request_id: str, digests: tuple[bytes, bytes], answer: Decided, begun_s: float, lasts_s: float
+    ) -> None:
+        size = _OF_ANSWER + len(request_id) + _OF_DECISION * len(answer.each)
+        end_s = begun_s + _LASTS_S
+        known = _Known(digests, answer, min(begun_s + lasts_s, end_s), end_s, size)
+        with self._lock:
+            self._remove(request_id)
+            self._by_id[request_id] = known
+            self._ids |= dict.fromkeys(known.names, request_id)
+            self._bytes += size
+            while self._bytes > _MOST_BYTES:
+                self._remove(next(iter(self._by_id)))
+
+    def _remove(self, request_id: str) -> None:
+        known = self._by_id.pop(request_id, None)
+        if known is not None:
+            self._bytes -= known.size
+            for name in known.names:
+                self._ids.pop(name, None)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

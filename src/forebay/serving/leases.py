@@ -1,0 +1,101 @@
+"""Permits that services hold over Redis: a server remembers its own leases."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = ["HeldLeases", "HeldPermits"]
+
+_MOST: Final = 1 << 17
+"""Leases at once."""
+_MOST_BYTES: Final = 256 << 20
+"""Of all leases, about."""
+_OF_LEASE: Final = 512
+_OF_LIMIT: Final = 1024
+_OF_PERMIT: Final = 160
+_SWEEP_AT_LEAST: Final = 1024
+_SWEEP_EVERY_S: Final = 1.0
+"""If there is no room. O(leases)."""
+_GRACE_S: Final = 10.0
+"""After the end of a lease. A renewal may be under way then."""
+
+
+@dataclass(slots=True)
+class HeldPermits:
+    """The permits of one question, which are held by one lease of each limit."""
+
+    leases: Sequence[Any]
+    lasts_s: float
+    """Without a renewal."""
+    size: int
+    end_s: float
+    """Of the monotonic clock. By then Redis has ended the leases."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of the one that renews or releases them."""
+
+
+class HeldLeases:
+    """What services hold, by ids that only they know. *Threads*: safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_id: dict[str, HeldPermits] = {}
+        self._bytes = 0
+        self._sweep_at = _SWEEP_AT_LEAST
+        self._swept_s = 0.0
+
+    def have_room(self) -> bool:
+        """Whether another one may be held."""
+        with self._lock:
+            now_s = time.monotonic()
+            if len(self._by_id) >= self._sweep_at or (self._is_full() and now_s - self._swept_s >= _SWEEP_EVERY_S):
+                self._sweep(now_s)
+            return not self._is_full()
+
+    def add(self, leases: Sequence[Any], keys: Sequence[str | tuple[str, ...]], permits: int, lasts_s: float) -> str:
+        """The id of a new lease of so many permits of these keys."""
+        lease = secrets.token_hex(16)
+        texts = [text for key in keys for text in (key if isinstance(key, tuple) else (key,))]
+        size = _OF_LEASE + _OF_LIMIT * len(leases) + _OF_PERMIT * permits + sum(map(len, texts))
+        self._put(lease, HeldPermits(leases, lasts_s, size, time.monotonic() + lasts_s))
+        return lease
+
+    def get(self, lease: str) -> HeldPermits | None:
+        """What the lease holds; None if it isn't known, or not any more."""
+        with self._lock:
+            return self._by_id.get(lease)
+
+    def restart(self, lease: str, held: HeldPermits) -> None:
+        """The lease begins anew."""
+        held.end_s = time.monotonic() + held.lasts_s
+        self._put(lease, held)
+
+    def remove(self, lease: str) -> None:
+        """The lease is over."""
+        with self._lock:
+            self._pop(lease)
+
+    def _put(self, lease: str, held: HeldPermits) -> None:
+        with self._lock:
+            self._pop(lease)
+            self._by_id[lease] = held
+            self._bytes += held.size
+
+    def _pop(self, lease: str) -> None:
+        held = self._by_id.pop(lease, None)
+        if held is not None:
+            self._bytes -= held.size
+
+    def _is_full(self) -> bool:
+        return len(self._by_id) >= _MOST or self._bytes >= _MOST_BYTES
+
+    def _sweep(self, now_s: float) -> None:
+        for lease in [lease for lease, held in self._by_id.items() if held.end_s + _GRACE_S <= now_s]:
+            self._pop(lease)
+        self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._by_id))
+        self._swept_s = now_s

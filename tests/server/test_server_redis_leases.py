@@ -1,0 +1,655 @@
+"""Permits over Redis, and questions about limits in Redis that are sent again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decision_server import CLIENT as PROXIES
+from decision_server import HEAD, DecisionServer
+from redis_server import RedisServer, until
+from test_server_api import HELD
+from test_server_live import Host
+from test_server_redis import MODES, THREE, GateServer, is_asked, steady, url_of
+from test_server_retries import KEY
+from test_server_rules import HELD as HELD_LIMIT
+from test_server_rules import RULE
+
+from forebay import Concurrency, FixedWindow, InvalidLimiter, InvalidRuleFile, StoreUnavailable
+from forebay.redis import RedisLease, RedisStore
+from forebay.serving.decided import Decided
+from forebay.serving.first_answers import FirstAnswers
+from forebay.serving.leases import HeldLeases
+from forebay.serving.plan import plan_of
+
+Serve = Callable[..., DecisionServer]
+
+JOB = {"uri": "/jobs", "client": "192.0.2.7"}
+
+
+@pytest.fixture
+def held(redis: RedisServer, serve: Serve) -> DecisionServer:
+    return serve(HELD, "--no-proxies", store=f"{redis.url}?timeout=60")
+
+
+def holding(redis: RedisServer, limit: int = 2) -> int:
+    """How many permits of the client are held in Redis."""
+    with RedisStore(redis.url, timeout=60) as store:
+        limiter = Concurrency(store, "jobs", limit, lease="1 hour")
+        return limit - limiter.peek(JOB["client"]).remaining
+
+
+# Permits
+
+
+def test_permits_are_held_as_in_memory(redis: RedisServer, serve: Serve) -> None:
+    pair = [serve(HELD, "--no-proxies", store=store) for store in (f"{redis.url}?timeout=60", "")]
+    leases: list[list[str]] = []
+
+    def compare_replies(call: str, **question: Any) -> Any:
+        replies = [steady(server.ask(call, **question)) for server in pair]
+        ids = [reply["lease"].pop("id") for reply in replies if "lease" in reply]
+        leases.extend([ids] if ids else [])
+        assert replies[0] == replies[1]
+        return replies[0]
+
+    def compare_leases(call: str, number: int) -> Any:
+        replies = [server.ask(call, lease=lease) for server, lease in zip(pair, leases[number], strict=True)]
+        assert replies[0] == replies[1]
+        return replies[0]
+
+    for _ in range(2):
+        reply = compare_replies("acquire", **JOB)
+        assert (reply["allowed"], reply["lease"], [limit["name"] for limit in reply["limits"]]) == (
+            True,
+            {"lasts": 3600.0},
+            ["started"],
+        )
+    denied = compare_replies("acquire", **JOB)
+    assert (denied["status"], denied["limits"]) == (
+        429,
+        [{"name": "jobs", "allowed": False, "limit": 2, "remaining": 0}],
+    )
+    assert "lease" not in denied
+    assert compare_leases("renew", 0)["held"] is True
+    assert [compare_leases("release", 0)["released"] for _ in range(2)] == [True, False]
+    assert compare_leases("renew", 0)["held"] is False
+    assert holding(redis) == 1
+    assert compare_replies("acquire", **JOB)["allowed"]
+    compare_leases("release", 1)
+    # The rate denies, so no permit is held.
+    compare_replies("decide", uri="/other", client=JOB["client"])
+    assert compare_replies("acquire", **JOB)["limits"][0]["name"] == "started"
+    assert holding(redis) == 1
+    for call, more in (("decide", {}), ("peek", {}), ("reserve", {"max_delay": 1})):
+        assert 'The rule \\"jobs\\" holds permits' in compare_replies(call, **JOB, **more)["body"]
+    assert "lease" not in compare_replies("acquire", uri="/free", client=JOB["client"])
+    assert [server.ask("release", lease="")["released"] for server in pair] == [False, False]
+
+
+def test_servers_share_permits_but_not_leases(redis: RedisServer, serve: Serve) -> None:
+    servers = [serve(HELD, "--no-proxies", store=f"{redis.url}?timeout=60") for _ in range(2)]
+    replies = [server.ask("acquire", **JOB) for server in servers]
+    assert [reply["allowed"] for reply in replies] == [True, True]
+    assert [server.ask("acquire", **JOB)["limits"][0]["name"] for server in servers] == ["jobs", "jobs"]
+    lease = replies[0]["lease"]["id"]
+    assert servers[1].ask("renew", lease=lease)["held"] is False
+    assert servers[1].ask("release", lease=lease)["released"] is False
+    # Those of a server that has ended come back with their leases.
+    servers[0].kill()
+    assert holding(redis) == 2
+    assert not servers[1].ask("acquire", **JOB)["allowed"]
+    assert servers[1].ask("release", lease=replies[1]["lease"]["id"])["released"] is True
+    assert holding(redis) == 1
+
+
+def test_permits_come_back_at_the_end_of_their_lease(redis: RedisServer, serve: Serve) -> None:
+    rules = HELD.replace('lease = "1 hour"', 'lease = "100ms"').replace("limit = 2", "limit = 1").replace("4/", "1000/")
+    server = serve(rules, "--no-proxies", store=f"{redis.url}?timeout=60")
+    first = server.ask("acquire", **JOB, request_id="one")
+    assert first["allowed"]
+    while not (other := server.ask("acquire", **JOB))["allowed"]:
+        pass
+    again = server.ask("acquire", **JOB, request_id="one")
+    assert again.get("lease") != first["lease"]
+    assert other["lease"] != first["lease"]
+    assert server.ask("renew", lease=first["lease"]["id"])["held"] is False
+    assert server.ask("release", lease=first["lease"]["id"])["released"] is False
+
+
+TWO = """
+[limits.jobs]
+algorithm = "concurrency"
+limit = 2
+lease = "1 hour"
+[limits.site]
+algorithm = "concurrency"
+limit = 3
+lease = "30 minutes"
+[[rules]]
+name = "jobs"
+limits = ["jobs"]
+[[rules]]
+name = "site"
+limits = ["site"]
+key = "everyone"
+"""
+
+
+def test_permits_of_several_limits_are_held_together(redis: RedisServer, serve: Serve) -> None:
+    server = serve(TWO, "--no-proxies", store=f"{redis.url}?timeout=60")
+    leases = [server.ask("acquire", uri="/", client=f"192.0.2.{n}")["lease"] for n in (7, 7, 8)]
+    assert {lease["lasts"] for lease in leases} == {1800.0}
+    denied = server.ask("acquire", uri="/", client="192.0.2.9")
+    assert [limit["name"] for limit in denied["limits"]] == ["site"]
+    # A lease that has lost permits of one limit holds none of the other.
+    with redis.client() as client:
+        client.delete(*[key for key in client.keys("*") if b"site" in key])
+    assert server.ask("renew", lease=leases[0]["id"])["held"] is False
+    assert holding(redis) == 1
+    assert server.ask("release", lease=leases[1]["id"])["released"] is True
+    assert holding(redis) == 0
+
+
+def test_a_charge_beside_permits_is_given_back_alone(held: DecisionServer, redis: RedisServer) -> None:
+    reply = held.ask("acquire", **JOB, refundable=True)
+    assert held.ask("refund", charge=reply["charge"])["refunded"] is True
+    assert holding(redis) == 1
+    other = {"uri": "/other", "client": JOB["client"]}
+    assert held.ask("peek", **other)["limits"][0]["remaining"] == 4
+    assert held.ask("release", lease=reply["lease"]["id"])["released"] is True
+
+
+ONCE = HELD.replace('path = "/jobs"', 'path = "/jobs"\nmethods = ["PUT"]') + (
+    f'[limits.paid]\nalgorithm = "fixed-window"\nrate = "1/hour"\nalign = "first"\n'
+    f'[[rules]]\nname = "paid"\nlimits = ["paid"]\nrequest_id = {{ field = "{KEY}" }}\n'
+)
+
+
+@pytest.mark.parametrize("store", ["redis", "memory"])
+def test_retries_are_charged_once_and_take_permits_of_their_own(redis: RedisServer, serve: Serve, store: str) -> None:
+    server = serve(ONCE, "--no-proxies", store=f"{redis.url}?timeout=60" if store == "redis" else "")
+    job = {**JOB, "method": "PUT", "headers": {KEY: "a"}}
+    first, second = server.ask("acquire", **job), server.ask("acquire", **job)
+    assert [first["allowed"], second["allowed"]] == [True, True]
+    assert first["lease"]["id"] != second["lease"]["id"]
+    assert server.ask("acquire", **job)["limits"][0]["name"] == "jobs"
+    assert server.ask("release", lease=second["lease"]["id"])["released"]
+    # The one that is charged once denies, so no permit is held.
+    denied = server.ask("acquire", **{**job, "headers": {KEY: "b"}})
+    assert [limit["name"] for limit in denied["limits"] if not limit["allowed"]] == ["paid"]
+    # A charge that may be given back is always made.
+    denied = server.ask("acquire", **job, refundable=True)
+    assert [limit["name"] for limit in denied["limits"] if not limit["allowed"]] == ["paid"]
+    assert server.ask("acquire", **job)["allowed"]
+    if store == "redis":
+        assert holding(redis) == 2
+
+
+def test_more_permits_than_a_limit_has_are_denied_for_good(redis: RedisServer, serve: Serve) -> None:
+    rules = HELD.replace('["started", "jobs"]', '["jobs"]\ncost = 2')
+    server = serve(rules, "--no-proxies", store=f"{redis.url}?timeout=60")
+    assert server.ask("acquire", **JOB)["allowed"]
+    denied = server.ask("acquire", **JOB)
+    assert (denied["status"], denied["limits"][0]["remaining"]) == (429, 0)
+
+
+def test_leased_and_synced_limits_hold_no_permits(tmp_path: Path, redis: RedisServer, store_name: str) -> None:
+    file = tmp_path / "limits.toml"
+    for mode in ("leased", "synced"):
+        file.write_text(f'version = 1\nstore = "{url_of(redis, mode, store_name)}"\n{PROXIES}{HELD_LIMIT}{RULE}')
+        with pytest.raises((InvalidRuleFile, InvalidLimiter), match="Concurrency"):
+            plan_of(file, holds_permits=True)
+        with pytest.raises(InvalidRuleFile, match="start the server with --no-proxies"):
+            plan_of(file)
+
+
+# Redis is away
+
+
+def test_a_lease_that_redis_may_have_renewed_or_ended_is_asked_for_again(own_redis: RedisServer, serve: Serve) -> None:
+    server = serve(HELD, "--no-proxies", store=f"{own_redis.url}?timeout=0.3")
+    leases = [server.ask("acquire", **JOB)["lease"]["id"] for _ in range(2)]
+    with own_redis.stopped():
+        renewed = server.ask("renew", lease=leases[0])
+        assert (renewed["http"], "renew it again" in renewed["error"]) == (503, True)
+        released = server.ask("release", lease=leases[1])
+        assert (released["http"], "release it again" in released["error"]) == (503, True)
+        assert server.ask("acquire", **JOB)["status"] == 503
+
+    def renewed_again() -> bool:
+        reply = server.ask("renew", lease=leases[0])
+        return reply["http"] == 200 and reply["held"] is True
+
+    until(renewed_again, "the lease is renewed")
+    # Redis may have done it before.
+    until(lambda: server.ask("release", lease=leases[1])["http"] == 200, "the permits are released")
+    assert holding(own_redis) <= 2
+    assert server.ask("release", lease=leases[0])["released"] is True
+
+
+def test_permits_that_were_not_released_can_be_released_again(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD_LIMIT}{RULE}")
+
+    def fail(lease: Any) -> bool:
+        raise StoreUnavailable("nobody answers")
+
+    with RedisStore(redis.url, timeout=60) as store:
+        plan: Any = plan_of(file, store, holds_permits=True)
+        lease = plan.charging.hold([(0, "a", 3)], None, False).lease
+        for call in ("renew", "release"):
+            with monkeypatch.context() as patch:
+                patch.setattr(RedisLease, call, fail)
+                assert getattr(plan.charging, call)(lease) is None
+            assert getattr(plan.charging, call)(lease) is True
+        assert plan.charging.hold([(0, "a", 3)], None, False).allowed
+
+
+@pytest.mark.parametrize("policy", ["allow", "local"])
+def test_the_policy_of_the_store_holds_permits_while_redis_is_away(
+    own_redis: RedisServer, serve: Serve, store_name: str, policy: str
+) -> None:
+    options = "when_unavailable=allow" if policy == "allow" else f"hosts=1&fallback=shm:///{store_name}?keys=1000"
+    server = serve(HELD, "--no-proxies", store=f"{own_redis.url}?{options}")
+    before = server.ask("acquire", **JOB)["lease"]["id"]
+    own_redis.process.kill()
+    own_redis.process.wait()
+    replies = [server.ask("acquire", **JOB) for _ in range(3)]
+    assert [reply["allowed"] for reply in replies] == [True] * 3 if policy == "allow" else [True, True, False]
+    lease = replies[0]["lease"]["id"]
+    assert server.ask("renew", lease=lease)["held"] is True
+    # By the policy that allows everything, none is counted.
+    assert server.ask("release", lease=lease)["released"] is (policy == "local")
+    # Nobody knows whether Redis still has it.
+    for call in ("renew", "release", "release"):
+        assert server.ask(call, lease=before)["http"] == 503
+
+
+@pytest.mark.parametrize("policy", ["deny", "allow", "local"])
+def test_permits_that_no_policy_has_released_are_released_once_redis_is_back(
+    own_redis: RedisServer, serve: Serve, store_name: str, policy: str
+) -> None:
+    local = f"hosts=1&fallback=shm:///{store_name}?keys=1000"
+    options = local if policy == "local" else f"when_unavailable={policy}"
+    server = serve(HELD, "--no-proxies", store=f"{own_redis.url}?{options}")
+    lease = server.ask("acquire", **JOB)["lease"]["id"]
+    with own_redis.client() as client:
+        # Redis refuses to write, so nothing is done.
+        client.config_set("min-replicas-to-write", 1)
+        until(lambda: server.ask("release", lease=lease)["http"] == 503, "nobody knows")
+        assert holding(own_redis) == 1
+        client.config_set("min-replicas-to-write", 0)
+
+    def is_answered() -> bool:
+        reply = server.ask("release", lease=lease)
+        return reply["http"] == 200 and reply["released"] is True
+
+    until(is_answered, "the permits are released")
+    assert holding(own_redis) == 0
+
+
+def test_permits_come_back_if_the_time_of_their_question_is_used_up(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{ONCE}")
+
+    def fail(once: Any, request_id: Any, keys: Any, costs: Any, cleanup: Any) -> Any:
+        cleanup.patience.left_s = 0.0
+        raise StoreUnavailable("too late")
+
+    with RedisStore(redis.url, timeout=60) as store:
+        plan: Any = plan_of(file, store, holds_permits=True)
+        names = [limiter.name for limiter in plan.charging._limiters]
+        uses = [(names.index("jobs"), JOB["client"], 1), (names.index("paid"), JOB["client"], 1)]
+        with monkeypatch.context() as patch:
+            patch.setattr("forebay.web.charging_once.ChargedOnce.charge_by", fail)
+            assert plan.charging.hold(uses, (1, ["/jobs", "a"]), False) is None
+        assert holding(redis) == 0
+        assert plan.charging.hold(uses, (1, ["/jobs", "a"]), False).allowed
+
+
+def test_a_lease_is_renewed_and_released_by_one_at_a_time(redis: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD_LIMIT}{RULE}")
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        """A lease whose first release fails, after the second one was asked for."""
+
+        releases = 0
+
+        def release(self) -> bool:
+            self.releases += 1
+            if self.releases == 1:
+                begun.set()
+                assert go_on.wait(60)
+                raise StoreUnavailable("nobody answers")
+            return True
+
+        def renew(self) -> bool:
+            return True
+
+    with RedisStore(redis.url, timeout=60) as store, ThreadPoolExecutor(3) as pool:
+        charging = plan_of(file, store, holds_permits=True).charging  # type: ignore[union-attr]
+        lease = charging._remembered.leases.add([Slow()], ["a"], 1, 1e9)
+        first = pool.submit(charging.release, lease)
+        assert begun.wait(60)
+        second = pool.submit(charging.release, lease)
+        assert not second.done()
+        go_on.set()
+        assert (first.result(60), second.result(60)) == (None, True)
+        assert (charging.renew(lease), charging.release(lease)) == (False, False)
+
+
+class HoldingServer(GateServer):
+    """It holds permits, and says which it releases."""
+
+    CODE = GateServer.CODE.replace(
+        "    def take(self",
+        """    def hold(self, uses, once, is_refundable):
+        return (*self.hit(uses, once)[:3], "a lease", True)
+
+    def ask_once(self, request_id, question, method, arguments):
+        return getattr(self, method)(*arguments)
+
+    def release(self, lease):
+        print("released", lease, flush=True)
+        return True
+
+    def take(self""",
+    )
+
+
+def test_permits_that_come_too_late_are_released(tmp_path: Path) -> None:
+    with HoldingServer(tmp_path, within_s=0.5) as server:
+        for more in ({}, {"request_id": "one"}):
+            assert server.ask("acquire", uri="/", headers={"user": "/hang"}, **more)["status"] == 503
+            assert server.said() == "hanging"
+            server.go_on()
+            if not more:
+                assert server.said() == "released a lease"
+        # That question is sent again, so its permits stay.
+        until(lambda: server.get("/auth/envoy/", {"user": "b"})[0] == 200, "the gate goes on")
+        server.process.terminate()
+        assert server.process.communicate(timeout=60)[0] == ""
+
+
+# Questions that are sent again
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_question_that_is_sent_again_is_charged_once(
+    redis: RedisServer, serve: Serve, store_name: str, mode: str
+) -> None:
+    server = serve(THREE, store=url_of(redis, mode, store_name))
+    question = {"uri": "/api/x", "client": "192.0.2.7"}
+    first = server.ask("decide", **question, request_id="a")
+    assert [server.ask("decide", **question, request_id="a") for _ in range(5)] == [first] * 5
+    other = server.ask("decide", **question, method="POST", request_id="a")
+    assert (other["http"], "that of another question" in other["error"]) == (422, True)
+    assert server.ask("reserve", **question, max_delay=0, request_id="a")["http"] == (501 if mode == "leased" else 422)
+    again = {**question, "request_id": "b", "refundable": True}
+    batch = server.ask("batch", requests=[again, again, {**again, "uri": "/api/y"}])["replies"]
+    assert (batch[0]["allowed"], batch[1]) == (True, batch[0])
+    assert batch[2]["error"].startswith("requests[2]: the request_id 'b' was that of another question")
+    # One of three is left.
+    assert [server.ask("decide", **question)["allowed"] for _ in range(2)] == [True, False]
+    # A denied question is decided again, and one that was given back, too.
+    assert [server.ask("decide", **question, request_id="c")["allowed"] for _ in range(2)] == [False, False]
+    assert server.ask("refund", charge=batch[0]["charge"])["refunded"] is True
+    assert server.ask("batch", requests=[again])["replies"][0]["charge"] != batch[0]["charge"]
+    assert server.ask("decide", **question, request_id="a") == first
+    assert server.ask("decide", uri="/free", client="192.0.2.7", request_id="d")["allowed"] is True
+    assert server.ask("peek", **question, request_id="a")["http"] == 422
+
+
+def test_an_acquisition_that_is_sent_again_holds_one_permit(held: DecisionServer, redis: RedisServer) -> None:
+    first = held.ask("acquire", **JOB, request_id="one")
+    assert held.ask("acquire", **JOB, request_id="one") == first
+    assert holding(redis) == 1
+    assert held.ask("renew", lease=first["lease"]["id"])["held"] is True
+    assert held.ask("acquire", **JOB, request_id="one") == first
+    assert held.ask("release", lease=first["lease"]["id"])["released"] is True
+    assert held.ask("acquire", **JOB, request_id="one")["lease"] != first["lease"]
+
+
+def test_questions_with_one_id_at_once_are_charged_once(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    server = serve(THREE, store=url_of(redis, "strict", store_name))
+    question = {"uri": "/api/x", "client": "192.0.2.7", "request_id": "a"}
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda _: json.dumps(server.ask("decide", **question)), range(40)))
+    assert len(set(replies)) == 1
+    assert server.ask("peek", uri="/api/x", client="192.0.2.7")["limits"][0]["remaining"] == 2
+
+
+def test_a_question_whose_service_has_gone_is_charged_once(own_redis: RedisServer, serve: Serve) -> None:
+    server = serve(HELD, "--no-proxies", store=f"{own_redis.url}?timeout=60")
+    body = json.dumps({**JOB, "request_id": "one"}).encode()
+    with own_redis.stopped():
+        connection = server.connect()
+        connection.request("POST", "/v1/acquire", body, {"Content-Type": "application/json"})
+        until(lambda: is_asked(own_redis), "Redis is asked")
+        connection.close()
+    first = server.ask("acquire", **JOB, request_id="one")
+    assert first["allowed"]
+    assert holding(own_redis) == 1
+    assert server.ask("release", lease=first["lease"]["id"])["released"] is True
+    assert holding(own_redis) == 0
+
+
+SEEN = THREE + (
+    '[limits.all]\nalgorithm = "fixed-window"\nrate = "9/day"\n'
+    '[[rules]]\nname = "seen"\nlimits = ["all"]\nshadow = true\nkey = "everyone"\n'
+)
+
+
+def test_a_rule_in_the_shadow_is_charged_once(redis: RedisServer, serve: Serve, store_name: str) -> None:
+    server = serve(SEEN, store=url_of(redis, "strict", store_name))
+    for request_id in ("a", "a", "a", "b"):
+        assert server.ask("decide", uri="/api/x", client="192.0.2.7", request_id=request_id)["allowed"]
+    with RedisStore(redis.url, timeout=60) as store:
+        limiter = FixedWindow(store, "all", "9/day")
+        until(lambda: limiter.peek("everyone").remaining == 7, "both questions are charged, each once")
+
+
+ONE = '[limits.{0}]\nalgorithm = "fixed-window"\nrate = "{1}"\n[[rules]]\nname = "{0}"\nlimits = ["{0}"]\n'
+
+
+def test_a_question_is_decided_anew_by_other_limits(redis: RedisServer, store_name: str, tmp_path: Path) -> None:
+    url = f"{redis.url}?timeout=60&host=shm:///{store_name}?keys=10000"
+    question = {"uri": "/", "client": "192.0.2.7", "request_id": "one"}
+    with contextlib.ExitStack() as started:
+        pair = Host(tmp_path / "live.toml", url, HEAD + ONE.format("api", "9/day"), started)
+        first = pair.server.ask("decide", **question)
+        assert [limit["name"] for limit in first["limits"]] == ["api"]
+        assert pair.server.ask("decide", **question) == first
+        pair.publish(HEAD + ONE.format("other", "9/day"))
+        again = pair.server.ask("decide", **question)
+        assert [limit["name"] for limit in again["limits"]] == ["other"]
+        assert pair.server.ask("decide", **question) == again
+
+
+def test_a_lease_of_an_answer_that_is_replaced_is_released(redis: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD}")
+    with RedisStore(redis.url, timeout=60) as store:
+        plan: Any = plan_of(file, store, holds_permits=True)
+        names = [limiter.name for limiter in plan.charging._limiters]
+        jobs, started = [(names.index(name), JOB["client"], 1) for name in ("jobs", "started")]
+        questions = [[jobs, started], [jobs]]
+        first, second = (plan.charging.ask_once("a", "q", "hold", [uses, None, False]) for uses in questions)
+        assert [first.allowed, second.allowed, second.is_first] == [True, True, True]
+        assert holding(redis) == 1
+        assert plan.charging.release(first.lease) is False
+
+
+# What a server remembers
+
+
+def test_the_newest_answers_are_remembered() -> None:
+    answers = FirstAnswers()
+    made: list[str] = []
+
+    def ask(request_id: str, question: str = "q", charged: str = "", lasts_s: float = 1e9) -> Any:
+        def decide(replaced: Any) -> tuple[Any, float]:
+            made.append(request_id)
+            return Decided(True, [None] * 100, charge=f"charge of {request_id}"), lasts_s
+
+        return answers.once(request_id, question, charged, decide)
+
+    first = ask("first")
+    assert (first.is_first, ask("first")) == (True, first._replace(is_first=False))
+    assert ask("first", "other") == "the request_id 'first' was that of another question"
+    assert ask("first", charged="other limits").is_first
+    answers.forget("charge of first")
+    assert ask("first").is_first
+    assert ask("short", lasts_s=0).is_first
+    assert ask("short", lasts_s=0).is_first
+    answers.prolong("charge of short", 1e9)
+    assert not ask("short").is_first
+    for number in range(2000):
+        ask(str(number))
+    del made[:]
+    assert [ask(str(number)).is_first for number in (0, 1999)] == [True, False]
+    assert made == ["0"]
+
+
+def test_an_answer_lasts_from_the_time_of_its_question_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("forebay.serving.first_answers.time.monotonic", lambda: now_s)
+    answers = FirstAnswers()
+
+    def decide(replaced: Any) -> tuple[Any, float]:
+        nonlocal now_s
+        now_s += 0.4
+        return Decided(True, []), 0.5
+
+    # Redis may have begun the lease at once, and its end is at 100.5.
+    assert answers.once("a", "q", "", decide).is_first  # type: ignore[union-attr]
+    now_s = 100.49
+    assert not answers.once("a", "q", "", decide).is_first  # type: ignore[union-attr]
+    now_s = 100.51
+    assert answers.once("a", "q", "", decide).is_first  # type: ignore[union-attr]
+
+
+def test_an_answer_that_fails_or_denies_is_not_remembered() -> None:
+    answers = FirstAnswers()
+
+    def fail(replaced: Any) -> Any:
+        raise LookupError("nothing")
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            answers.once("a", "q", "", fail)
+        for answer in (None, "why", Decided(False, [None])):
+            assert answers.once("a", "q", "", lambda replaced, answer=answer: (answer, 1e9)) is answer
+    allowed = Decided(True, [])
+    assert answers.once("a", "other", "", lambda replaced: (allowed, 1e9)) == allowed
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_question_that_comes_meanwhile_gets_the_same_answer(
+    is_allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = FirstAnswers()
+    begun, go_on = threading.Event(), threading.Event()
+    waiting: list[Any] = []
+
+    wait = threading.Event.wait
+
+    def noted(event: threading.Event, timeout: float | None = None) -> bool:
+        waiting.append(event)
+        return wait(event, timeout)
+
+    monkeypatch.setattr(threading.Event, "wait", noted)
+    decided = Decided(is_allowed, [])
+
+    def decide(replaced: Any) -> tuple[Any, float]:
+        begun.set()
+        assert go_on.wait(60)
+        return decided, 1e9
+
+    def never(replaced: Any) -> Any:
+        raise AssertionError("it is decided once")
+
+    def another(replaced: Any) -> Any:
+        return Decided(False, [None]), 1e9
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(answers.once, "a", "q", "", decide)
+        assert begun.wait(60)
+        second = pool.submit(answers.once, "a", "q", "", never)
+        third = pool.submit(answers.once, "a", "another question", "", another)
+        # Those with other ids don't wait.
+        assert answers.once("b", "q", "", lambda replaced: (decided, 1e9)) == decided
+        until(lambda: any(waiting.count(one) == 2 for one in list(waiting)), "both wait for the first")
+        go_on.set()
+        assert (first.result(60), second.result(60)) == (decided, decided._replace(is_first=False))
+        assert isinstance(third.result(60), str) is is_allowed
+
+
+def test_a_lease_is_forgotten_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.serving.leases._MOST", 3000)
+    monkeypatch.setattr("forebay.serving.leases._GRACE_S", 0.0)
+    leases = HeldLeases()
+    old = [leases.add(["held"], ["a"], 1, 0.0) for _ in range(2500)]
+    kept = leases.add(["kept"], ["a"], 1, 1e9)
+    assert leases.get(old[0]) is not None
+    assert leases.have_room()
+    assert [leases.get(lease) for lease in old] == [None] * 2500
+    assert leases.get(kept) is not None
+    leases.remove(kept)
+    assert leases.get(kept) is None
+    assert all(leases.have_room() and leases.add([], ["a"], 1, 1e9) for _ in range(3000))
+    assert not leases.have_room()
+
+
+def test_a_lease_that_is_renewed_at_its_end_is_kept() -> None:
+    leases = HeldLeases()
+    [lease, *_] = [leases.add(["held"], ["a"], 1, 0.0) for _ in range(2000)]
+    assert leases.have_room()
+    held = leases.get(lease)
+    # A renewal may be under way.
+    assert held is not None
+    leases.remove(lease)
+    leases.restart(lease, held)
+    assert leases.get(lease) is held
+
+
+def test_the_bytes_of_leases_have_a_bound() -> None:
+    leases = HeldLeases()
+    added = 0
+    while leases.have_room():
+        leases.add(["held"], [("header", "a" * 60_000)], 1, 1e9)
+        added += 1
+    assert 4000 < added < 5000
+    leases, added = HeldLeases(), 0
+    while leases.have_room():
+        leases.add(["held"], ["a"], 10_000, 1e9)
+        added += 1
+    assert 100 < added < 200
+
+
+def test_a_server_with_too_many_leases_takes_no_permits(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.serving.leases._MOST", 1)
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD_LIMIT}{RULE}")
+    with RedisStore(redis.url, timeout=60) as store:
+        plan: Any = plan_of(file, store, holds_permits=True)
+        first = plan.charging.hold([(0, "a", 1)], None, False)
+        assert first.allowed
+        assert plan.charging.hold([(0, "a", 1)], None, False) == "the server holds too many leases: release some"
+        assert plan.charging.release(first.lease) is True
+        assert plan.charging.hold([(0, "a", 3)], None, False).allowed
