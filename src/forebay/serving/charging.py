@@ -226,7 +226,7 @@ class Charging:
             of_permits = [use for use in uses if kind_of(self._limiters[use[0]]) is Concurrency]
             lasts_ns = min(self._limiters[number].lease_ns for number, _, _ in of_permits)
             keys, costs = _lists(of_permits)
-            decided = decided._replace(lease=self._remembered.leases.add(held, keys, sum(costs), lasts_ns / NS))
+            decided = decided.with_lease(self._remembered.leases.add(held, keys, sum(costs), lasts_ns / NS))
         if is_refundable:
             decided = self._refundable(uses, decided, [one for one in taken if not hasattr(one, "renew")])
         return decided
@@ -235,7 +235,7 @@ class Charging:
         """`taken` gives the charge back, if it was made."""
         if not decided.allowed:
             return decided
-        return decided._replace(charge=self._remembered.charges.add(_lists(uses)[0], taken))
+        return decided.with_charge(self._remembered.charges.add(_lists(uses)[0], taken))
 
     def _reserved(self, uses: list[Use], patience: Any) -> tuple[bool, Sequence[Decision], Sequence[Any]]:
         """Charge uses, all or none: whether they are, the decisions, and what gives the charges back."""

@@ -26,6 +26,18 @@ class Decided(NamedTuple):
     is_first: bool = True
     """Whether it was decided now, and not when the question was sent before."""
 
+    def given_again(self) -> Decided:
+        """For a question that is sent again."""
+        return self._replace(is_first=False)
+
+    def with_charge(self, charge: str) -> Decided:
+        """The same, with an id."""
+        return self._replace(charge=charge)
+
+    def with_lease(self, lease: str) -> Decided:
+        """The same, with an id."""
+        return self._replace(lease=lease)
+
 
 Answer: TypeAlias = Decided | str | None
 """A text is an error of the asking service. None: the store can't be asked."""

@@ -75,7 +75,7 @@ class FirstAnswers:
                 if other is None:
                     known = self._find(request_id)
                     if known is not None and known.digests == digests:
-                        return known.answer._replace(is_first=False)
+                        return known.answer.given_again()
                     if known is not None and known.digests[0] != digests[0]:
                         return f"the request_id {request_id!r} was that of another question"
                     own = self._deciding[request_id] = _Deciding(digests)
@@ -83,7 +83,7 @@ class FirstAnswers:
             other.done.wait()
             if other.digests == digests:
                 answer = other.answer
-                return answer._replace(is_first=False) if isinstance(answer, Decided) else answer
+                return answer.given_again() if isinstance(answer, Decided) else answer
         try:
             begun_s = time.monotonic()
             own.answer, lasts_s = decide(None if known is None else known.answer)
