@@ -183,23 +183,30 @@ cdef int32_t decide(
     DecidingThread thread, const forebay_request* request, forebay_result* result
 ) noexcept nogil:
     cdef Verdict verdict
-    cdef Charge charge
+    cdef Charge own
+    cdef const Charge* charge = &own
     cdef uint64_t tag
-    cdef int32_t status = begin_charge(thread, request, &tag, &charge)
+    cdef int32_t status = begin(thread, DECIDES, request, &tag)
     if status < 0:
         return status
-    if charge.amount != 0:
-        status = decide_tag(thread, tag, &charge, &verdict)
+    if is_unit(request):
+        charge = &thread.unit
     else:
-        status = peek_tag(thread, tag, &charge, &verdict)
+        status = read_charge(thread, request, &own)
+        if status < 0:
+            return status
+    if charge.amount != 0:
+        status = decide_tag(thread, tag, charge, &verdict)
+    else:
+        status = peek_tag(thread, tag, charge, &verdict)
         count_decision(thread, status == FOREBAY_ALLOWED, tag)
     if result == NULL:
         return status
-    write_result(thread, &charge, &verdict, status == FOREBAY_ALLOWED, result)
+    write_result(thread, charge, &verdict, status == FOREBAY_ALLOWED, result)
     if status == FOREBAY_ALLOWED:
         if request.flags & <uint32_t>FOREBAY_BOOK:
-            result.delay_ns = thread.limiter.booked_delay_ns(&charge, &verdict)
-        result.charge = charge_left(&charge, &verdict)
+            result.delay_ns = thread.limiter.booked_delay_ns(charge, &verdict)
+        result.charge = charge_left(charge, &verdict)
     return status
 
 
