@@ -777,7 +777,7 @@ def act(name):
         print("slept", flush=True)
     if name == "/hang":
         print("hanging", flush=True)
-        sys.stdin.readline()
+        os.read(0, 1)
     if name == "/waiting":
         print("asked", flush=True)
     if name == "/fail":

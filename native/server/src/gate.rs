@@ -6,20 +6,21 @@
 //! Nobody waits for the charges of rules in the shadow. They have a channel of their own, to which a thread comes when
 //! no question waits: so they delay a question by one call of Redis at most.
 
+use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, bounded, unbounded};
 use hyper::HeaderMap;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::capi::{Decision, Key};
@@ -266,16 +267,12 @@ impl Drop for Unread {
             return;
         }
         let charging = Arc::clone(&self.question.charging);
-        let size = lease.len() + PIECE;
-        let ask = Box::new(move |py: Python<'_>| {
+        let release: Box<Ask> = Box::new(move |py: Python<'_>| {
             if let Err(error) = charging.done(py, Followup::Release, &lease) {
                 REPORTS.report(|| format!("permits can't be given back: {error}"));
             }
         });
-        // If there is no room, they come back at the end of the lease.
-        if let Some(bytes) = Bytes::new(&self.asking.gate.bytes, size, MOST_BYTES) {
-            let _ = self.asking.questions.try_send(Waiting { ask, _bytes: bytes });
-        }
+        let _ = self.asking.releases.send(release);
     }
 }
 
@@ -312,6 +309,25 @@ impl Drop for Bytes {
     }
 }
 
+/// The turns of questions with one id.
+#[derive(Default)]
+struct Turns(std::sync::Mutex<HashMap<String, Weak<Mutex<()>>>>);
+
+impl Turns {
+    fn of(&self, id: &str) -> Arc<Mutex<()>> {
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = turns.get(id).and_then(Weak::upgrade) {
+            return turn;
+        }
+        if turns.len() == turns.capacity() {
+            turns.retain(|_, turn| turn.strong_count() > 0);
+        }
+        let turn = Arc::default();
+        turns.insert(id.to_owned(), Arc::downgrade(&turn));
+        turn
+    }
+}
+
 /// How Python is asked.
 pub struct Gate {
     threads: usize,
@@ -323,12 +339,13 @@ pub struct Gate {
     bytes: Arc<AtomicUsize>,
     /// Of charges of rules in the shadow.
     shadow_bytes: Arc<AtomicUsize>,
+    turns: Turns,
 }
 
 impl Gate {
     pub fn new(threads: usize, within: Duration) -> Gate {
         let (bytes, shadow_bytes) = Default::default();
-        Gate { threads, within, unanswered: Default::default(), bytes, shadow_bytes }
+        Gate { threads, within, unanswered: Default::default(), bytes, shadow_bytes, turns: Turns::default() }
     }
 
     /// How many questions were answered by 503 here, by the reasons.
@@ -340,39 +357,41 @@ impl Gate {
     ///
     /// `stop`: true at the end. Then a question is answered within `drain`.
     pub fn start(self: &Arc<Gate>, stop: watch::Receiver<bool>, drain: Duration) -> Result<(Asking, Ending), String> {
+        let (releases, to_release) = unbounded();
         let (questions, to_answer) = bounded(MOST_WAITING);
         let (shadows, to_charge) = bounded(MOST_WAITING);
         let (end, ended) = mpsc::channel();
         for number in 0..self.threads {
-            let (to_answer, to_charge, end) = (to_answer.clone(), to_charge.clone(), end.clone());
+            let (to_release, to_answer, to_charge) = (to_release.clone(), to_answer.clone(), to_charge.clone());
+            let end = end.clone();
             let thread = thread::Builder::new().name(format!("forebay-gate-{number}"));
             let spawned = thread.spawn(move || {
-                Gate::work(&to_answer, &to_charge);
+                Gate::work(&to_release, &to_answer, &to_charge);
                 drop(end);
             });
             spawned.map_err(|error| error.to_string())?;
         }
-        Ok((Asking { gate: Arc::clone(self), questions, shadows, stop, drain }, Ending(ended)))
+        Ok((Asking { gate: Arc::clone(self), releases, questions, shadows, stop, drain }, Ending(ended)))
     }
 
     /// Answer questions, attached to Python all the time: so its objects of this thread last.
-    fn work(questions: &Receiver<Waiting>, shadows: &Receiver<Waiting>) {
-        let mut either = Select::new();
-        let of_questions = either.recv(questions);
-        either.recv(shadows);
+    fn work(releases: &Receiver<Box<Ask>>, questions: &Receiver<Waiting>, shadows: &Receiver<Waiting>) {
+        let mut any = Select::new();
+        any.recv(releases);
+        any.recv(questions);
+        any.recv(shadows);
         Python::attach(|py| {
             loop {
-                let next = match questions.try_recv().or_else(|_| shadows.try_recv()) {
-                    Err(TryRecvError::Empty) => py.detach(|| {
-                        let one = either.select();
-                        let receiver = if one.index() == of_questions { questions } else { shadows };
-                        one.recv(receiver).ok()
-                    }),
+                if let Ok(release) = releases.try_recv() {
+                    release(py);
+                    continue;
+                }
+                match questions.try_recv().or_else(|_| shadows.try_recv()) {
+                    Ok(Waiting { ask, _bytes }) => ask(py),
                     Err(TryRecvError::Disconnected) => return,
-                    Ok(next) => Some(next),
-                };
-                if let Some(Waiting { ask, _bytes }) = next {
-                    ask(py);
+                    Err(TryRecvError::Empty) => {
+                        py.detach(|| any.ready());
+                    }
                 }
             }
         });
@@ -387,6 +406,8 @@ impl Gate {
 #[derive(Clone)]
 pub struct Asking {
     gate: Arc<Gate>,
+    /// Of permits that nobody has. There are no more than leases.
+    releases: Sender<Box<Ask>>,
     questions: Sender<Waiting>,
     shadows: Sender<Waiting>,
     stop: watch::Receiver<bool>,
@@ -398,7 +419,8 @@ impl Asking {
     /// meanwhile.
     pub async fn charge(&self, question: Question, size: usize) -> Result<Charged, Undecided> {
         let (size, asking) = (size + question.size(), self.clone());
-        let reply = self.reply(size, move |py| {
+        let id = question.again.as_ref().map(|again| again.id.clone());
+        let reply = self.reply(size, id, move |py| {
             let charged = Some(question.charged(py)?);
             Ok(Unread { charged, question, asking })
         });
@@ -413,7 +435,7 @@ impl Asking {
 
     /// Do something with what an earlier reply has named.
     pub async fn follow_up(&self, charging: Arc<Charging>, what: Followup, id: String) -> Done {
-        let reply = self.reply(id.len() + PIECE, move |py| charging.done(py, what, &id));
+        let reply = self.reply(id.len() + PIECE, Some(id.clone()), move |py| charging.done(py, what, &id));
         match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
             Ok(done) => done,
             Err(why) => {
@@ -455,14 +477,24 @@ impl Asking {
     }
 
     /// The reply of Python. If nobody waits for it any more, it isn't asked.
+    ///
+    /// Python is asked about an `id` once at a time: others wait for their turn, and take no thread meanwhile.
     async fn reply<T: Send + 'static>(
         &self,
         size: usize,
+        id: Option<String>,
         ask: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
     ) -> Result<T, Unanswered> {
         static REPORTS: Seldom = Seldom::new();
+        let bytes = Bytes::new(&self.gate.bytes, size, MOST_BYTES).ok_or(Unanswered::Full)?;
+        let turn = match id {
+            None => None,
+            Some(id) => Some(self.gate.turns.of(&id).lock_owned().await),
+        };
         let (reply, replied) = oneshot::channel();
         let ask = Box::new(move |py: Python<'_>| {
+            // It ends with the answer, although the service may have gone before.
+            let _turn = turn;
             // It is to be charged to no limit.
             if reply.is_closed() {
                 return;
@@ -473,7 +505,6 @@ impl Asking {
                 Err(error) => REPORTS.report(|| format!("a request can't be decided: {error}")),
             }
         });
-        let bytes = Bytes::new(&self.gate.bytes, size, MOST_BYTES).ok_or(Unanswered::Full)?;
         self.questions.try_send(Waiting { ask, _bytes: bytes }).map_err(|_| Unanswered::Full)?;
         replied.await.map_err(|_| Unanswered::Failed)
     }

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from forebay.core.all_of import AllOf, reserve_each
 from forebay.core.decision import Decision
 from forebay.core.kinds import Concurrency
-from forebay.errors import CostExceedsLimit, StoreUnavailable
+from forebay.errors import CostExceedsLimit, ForeignState, StoreUnavailable
 from forebay.flows import run
 from forebay.rate import NS
 from forebay.serving.decided import Answer, Decided, Numbers
@@ -93,9 +93,8 @@ class Charging:
         """The answer of a method, which decides a question with this id once."""
 
         def decide(replaced: Decided | None) -> tuple[Answer, float]:
-            if replaced is not None and replaced.lease is not None:
-                # Nobody may know it.
-                self.release(replaced.lease)
+            if replaced is not None and not self._undo(replaced):
+                return None, 0.0
             answer = getattr(self, method)(*arguments)
             if not isinstance(answer, Decided) or answer.lease is None:
                 return answer, math.inf
@@ -115,45 +114,64 @@ class Charging:
             return False
         # A question that is sent again is charged again.
         self._remembered.answers.forget(charge)
-        is_sure, _ = self._sure([*taken][::-1], _cancel, math.inf)
-        return is_sure or None
+        # A policy other than to deny raises nothing, and decides that the charge stays.
+        before = self._redis.status().decided_by_policy
+        is_sure, _ = _each([*taken][::-1], _cancel)
+        return (is_sure and self._redis.status().decided_by_policy == before) or None
 
     def renew(self, lease: str) -> bool | None:
-        """Restart a lease: whether all its permits are held. If not, it is over. None: nobody knows."""
+        """Restart a lease: whether all its permits are held. If not, it is over. None: nobody knows.
+
+        Renewals and releases of one lease come one after the other.
+        """
         held = self._remembered.leases.get(lease)
         if held is None:
             return False
-        with held.lock:
-            if self._remembered.leases.get(lease) is not held:
-                return False
-            begun_s = time.monotonic()
-            is_sure, each_held = self._sure(held.leases, lambda one: one.renew(), self._redis.timeout_s)
-            if not is_sure:
-                return None
-            if not all(each_held):
-                # Of several limits, some may still hold.
-                self._release(lease, held)
-                return False
-            self._remembered.leases.restart(lease, held)
-            self._remembered.answers.prolong(lease, begun_s + held.lasts_s)
-            return True
+        begun_s = time.monotonic()
+        each_held = self._each_held(held, lambda one: one.renewing())
+        if each_held is None:
+            return None
+        if not all(each_held):
+            # Of several limits, some may still hold.
+            return None if self.release(lease) is None else False
+        self._remembered.leases.restart(lease, held)
+        self._remembered.answers.prolong(lease, begun_s + held.lasts_s)
+        return True
 
     def release(self, lease: str) -> bool | None:
         """Give the permits of a lease back: whether any were held. None: nobody knows, and it may be asked again."""
         held = self._remembered.leases.get(lease)
         if held is None:
             return False
-        with held.lock:
-            return False if self._remembered.leases.get(lease) is not held else self._release(lease, held)
-
-    def _release(self, lease: str, held: HeldPermits) -> bool | None:
         # A question that is sent again holds others.
         self._remembered.answers.forget(lease)
-        is_sure, each_held = self._sure(held.leases, lambda one: one.release(), self._redis.timeout_s)
-        if not is_sure:
+        each_held = self._each_held(held, lambda one: one.releasing())
+        if each_held is None:
             return None
         self._remembered.leases.remove(lease)
         return any(each_held)
+
+    def _each_held(self, held: HeldPermits, flow: Callable[[Any], Any]) -> list[bool] | None:
+        """Whether the permits of each limit were held, by Redis and no policy. None: nobody knows."""
+
+        def run_flow(one: Any) -> bool:
+            try:
+                return bool(self._redis.run(flow(one)))
+            except ForeignState as error:
+                log_for_operator("not held", error)
+                return False
+
+        is_sure, each_held = _each(held.leases, run_flow, time.monotonic() + self._redis.timeout_s)
+        if is_sure:
+            return each_held
+        # Another one is asked first the next time, as this one may take all the time again.
+        held.leases = [*held.leases[1:], *held.leases[:1]]
+        return None
+
+    def _undo(self, decided: Decided) -> bool:
+        """Give back what an answer has taken, whose names nobody may know. False: nobody knows whether that is done."""
+        is_released = decided.lease is None or self.release(decided.lease) is not None
+        return is_released and (decided.charge is None or self.give_back(decided.charge) is not None)
 
     def _answer(self, uses: list[Use], decide: Callable[[list[Use]], Decided]) -> Answer:
         try:
@@ -288,13 +306,6 @@ class Charging:
         if self._limiters[number].name != error.limiter or cost <= error.limit:
             return None
         return False, error.limit, 0, 0, 0, False, 0
-
-    def _sure(self, taken: Sequence[Any], act: Callable[[Any], Any], most_s: float) -> tuple[bool, list[Any]]:
-        """As `_each`, begun within so long. Not sure, either, if a policy has decided."""
-        # One other than to deny raises nothing.
-        before = self._redis.status().decided_by_policy
-        is_sure, results = _each(taken, act, time.monotonic() + most_s)
-        return is_sure and self._redis.status().decided_by_policy == before, results
 
     def _make_all_of(self, numbers: tuple[int, ...]) -> Any:
         return AllOf(*[self._limiters[number] for number in numbers])

@@ -9,7 +9,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from forebay.serving.decided import Answer, Decided
@@ -39,15 +39,6 @@ class _Known:
         return [name for name in (self.answer.charge, self.answer.lease) if name is not None]
 
 
-@dataclass(slots=True)
-class _Deciding:
-    """A question that is being decided."""
-
-    digests: tuple[bytes, bytes]
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: Answer = None
-
-
 class FirstAnswers:
     """The newest answers that allow their questions. *Threads*: safe."""
 
@@ -57,7 +48,6 @@ class FirstAnswers:
         """From the oldest on."""
         self._ids: dict[str, str] = {}
         """Of the questions, by the charges and leases of their answers."""
-        self._deciding: dict[str, _Deciding] = {}
         self._bytes = 0
 
     def once(
@@ -65,35 +55,21 @@ class FirstAnswers:
     ) -> Answer:
         """The answer to a question: the first one that has allowed it, or that of `decide`, and how long that lasts.
 
-        The same question, if it comes meanwhile, gets that answer, too. `charged`: what the limits are. If other limits
-        are charged by now, as rules change, the question is decided anew: `decide` gets the answer that it replaces.
+        `charged`: what the limits are. If other limits are charged by now, as rules change, the question is decided
+        anew: `decide` gets the answer that it replaces. Questions with one id come one after the other.
         """
         digests = _digest(question), _digest(charged)
-        while True:
-            with self._lock:
-                other = self._deciding.get(request_id)
-                if other is None:
-                    known = self._find(request_id)
-                    if known is not None and known.digests == digests:
-                        return known.answer.given_again()
-                    if known is not None and known.digests[0] != digests[0]:
-                        return f"the request_id {request_id!r} was that of another question"
-                    own = self._deciding[request_id] = _Deciding(digests)
-                    break
-            other.done.wait()
-            if other.digests == digests:
-                answer = other.answer
-                return answer.given_again() if isinstance(answer, Decided) else answer
-        try:
-            begun_s = time.monotonic()
-            own.answer, lasts_s = decide(None if known is None else known.answer)
-            if isinstance(own.answer, Decided) and own.answer.allowed:
-                self._add(request_id, digests, own.answer, begun_s, lasts_s)
-            return own.answer
-        finally:
-            with self._lock:
-                del self._deciding[request_id]
-            own.done.set()
+        begun_s = time.monotonic()
+        with self._lock:
+            known = self._find(request_id, begun_s)
+        if known is not None and known.digests == digests:
+            return known.answer.given_again()
+        if known is not None and known.digests[0] != digests[0]:
+            return f"the request_id {request_id!r} was that of another question"
+        answer, lasts_s = decide(None if known is None else known.answer)
+        if isinstance(answer, Decided) and answer.allowed:
+            self._add(request_id, digests, answer, begun_s, lasts_s)
+        return answer
 
     def prolong(self, name: str, until_s: float) -> None:
         """The answer with this charge or lease may be given again until then, up to its end."""
@@ -107,8 +83,7 @@ class FirstAnswers:
         with self._lock:
             self._remove(self._ids.get(name, ""))
 
-    def _find(self, request_id: str) -> _Known | None:
-        now_s = time.monotonic()
+    def _find(self, request_id: str, now_s: float) -> _Known | None:
         while self._by_id and next(iter(self._by_id.values())).end_s <= now_s:
             self._remove(next(iter(self._by_id)))
         known = self._by_id.get(request_id)

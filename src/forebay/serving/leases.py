@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 __all__ = ["HeldLeases", "HeldPermits"]
@@ -17,7 +17,7 @@ _MOST_BYTES: Final = 256 << 20
 """Of all leases, about."""
 _OF_LEASE: Final = 512
 _OF_LIMIT: Final = 1024
-_OF_PERMIT: Final = 160
+_OF_PERMIT: Final = 192
 _SWEEP_AT_LEAST: Final = 1024
 _SWEEP_EVERY_S: Final = 1.0
 """If there is no room. O(leases)."""
@@ -35,8 +35,6 @@ class HeldPermits:
     size: int
     end_s: float
     """Of the monotonic clock. By then Redis has ended the leases."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of the one that renews or releases them."""
 
 
 class HeldLeases:
@@ -61,7 +59,8 @@ class HeldLeases:
         """The id of a new lease of so many permits of these keys."""
         lease = secrets.token_hex(16)
         texts = [text for key in keys for text in (key if isinstance(key, tuple) else (key,))]
-        size = _OF_LEASE + _OF_LIMIT * len(leases) + _OF_PERMIT * permits + sum(map(len, texts))
+        # The limiter has a key, and Redis may have it, too.
+        size = _OF_LEASE + _OF_LIMIT * len(leases) + _OF_PERMIT * permits + 2 * sum(map(len, texts))
         self._put(lease, HeldPermits(leases, lasts_s, size, time.monotonic() + lasts_s))
         return lease
 
