@@ -439,16 +439,6 @@ class BaseLease(Operated[E], Generic[E]):
     def _is_held_in_redis(self) -> bool:
         return bool(self._permits) and self._taken.is_own
 
-    def releasing(self) -> CommandFlow[bool]:
-        """The commands of ``release``, for a caller that runs them without a policy."""
-        self._released = True
-        local = self._taken.local
-        return (yield from self._release(local is not None and bool(local.release())))
-
-    def renewing(self) -> CommandFlow[bool]:
-        """The commands of ``renew``, for a caller that runs them without a policy."""
-        return (yield from self._renew())
-
     def give_back_flow(self) -> CommandFlow[None]:
         """The commands of ``release``, for a caller that needs no result."""
         self._released = True
@@ -477,6 +467,16 @@ class RedisLease(BaseLease[Executor]):
     """
 
     __slots__ = ()
+
+    def releasing(self) -> CommandFlow[bool]:
+        """The commands of ``release``, for a caller that runs them without a policy."""
+        self._released = True
+        local = self._taken.local
+        return (yield from self._release(local is not None and bool(local.release())))
+
+    def renewing(self) -> CommandFlow[bool]:
+        """The commands of ``renew``, for a caller that runs them without a policy."""
+        return (yield from self._renew())
 
     def __enter__(self) -> Self:
         if not self.allowed:
