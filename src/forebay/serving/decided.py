@@ -18,7 +18,7 @@ class Decided(NamedTuple):
 
     allowed: bool
     each: Sequence[Numbers | None]
-    """Of a denied request, at least those that deny it. A denial by a limit that is below the cost is for good."""
+    """If the request is denied, None stands for a limit that was not asked. A limit below the cost never allows it."""
     charge: str | None = None
     """By which it can be given back."""
     lease: str | None = None

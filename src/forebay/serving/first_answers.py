@@ -27,10 +27,10 @@ _OF_DECISION: Final = 512
 @dataclass(slots=True)
 class _Known:
     digests: tuple[bytes, bytes]
-    """Of the question, and of what was charged."""
+    """The digest of the question, and that of what it was charged to."""
     answer: Decided
     until_s: float
-    """It may be given again until then, and may be prolonged up to its end. Of the monotonic clock."""
+    """The answer may be given again until this time of the monotonic clock. `prolong` moves it, at most to the end."""
     end_s: float
     size: int
 
@@ -47,7 +47,7 @@ class FirstAnswers:
         self._by_id: dict[str, _Known] = {}
         """From the oldest on."""
         self._ids: dict[str, str] = {}
-        """Of the questions, by the charges and leases of their answers."""
+        """A charge or a lease leads to the id of the question whose answer names it."""
         self._bytes = 0
 
     def once(

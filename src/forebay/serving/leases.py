@@ -34,7 +34,7 @@ class HeldPermits:
     """Without a renewal."""
     size: int
     end_s: float
-    """Of the monotonic clock. By then Redis has ended the leases."""
+    """A time of the monotonic clock. By then Redis has ended the leases."""
 
 
 class HeldLeases:
