@@ -258,6 +258,12 @@ def kind_of(tag: int) -> int:
     return tag & (2**layout.KIND_BITS - 1)
 
 
+def groups_of(tag: int, groups: int) -> set[int]:
+    """The groups of cells in which a key may be, and the two after each. If two are equal, a key has the next."""
+    mixed = [(tag & ~7) * factor % 2**64 for factor in (1, 0x9E3779B97F4A7C15, 0xD1342543DE82EF95)]
+    return {((value * groups >> 64) + more) % groups for value in mixed for more in range(3)}
+
+
 def repeated_members(path: str) -> list[int]:
     """Tags that stand in more than one cell: such a key has two limits."""
     counts = collections.Counter(tag for tag, _ in read_cells(path) if kind_of(tag) == layout.KIND_TAT)

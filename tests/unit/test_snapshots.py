@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from click.testing import CliRunner, Result
 from limiter_makers import OF_A_HUNDRED, OF_FIVE
-from process_helpers import Crew
+from process_helpers import Crew, groups_of
 
 from forebay import BucketedWindow, Concurrency, Credits, LimiterStats, SlidingLog, Store, TokenBucket
 from forebay.cli.commands import forebay
@@ -351,7 +351,9 @@ def test_a_place_that_a_key_cannot_have_is_refused(path: Path, file: Path) -> No
         copy = copying.Copy(segment, lambda done, total: None)
         head, frames = copy.head, list(copy.frames())
     ((index, tag, state),) = [array("Q", content) for kind, content in frames if kind == document.KEYS]
-    for record in ([index + 5000, tag, state], [2**63, tag, state], [index, tag & ~7, state], [index, tag, 2**62 + 9]):
+    group = next(group for group in range(head.group_count) if group not in groups_of(tag, head.group_count))
+    elsewhere = group * (layout.GROUP_BYTES // layout.CELL.size)
+    for record in ([elsewhere, tag, state], [2**63, tag, state], [index, tag & ~7, state], [index, tag, 2**62 + 9]):
         damaged = [(document.KEYS, array("Q", record).tobytes()), *frames[1:]]
         document.write(str(file), head, damaged)
         with pytest.raises(DamagedSegment):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_helpers import Crew, SharedNumbers, extents, kind_of, path_of, read_cells
+from process_helpers import Crew, SharedNumbers, extents, groups_of, kind_of, path_of, read_cells
 
 from forebay import (
     BucketedWindow,
@@ -238,12 +238,6 @@ def late_state(vandal: Vandal) -> None:
 def claim_of_nobody(vandal: Vandal) -> None:
     offset = vandal.cell(layout.KIND_TAT)
     vandal.write(offset, vandal.read(offset) & ~7 | layout.KIND_CLAIM, 0xFFF << 28)
-
-
-def groups_of(tag: int, groups: int) -> set[int]:
-    """A tag among a key's possible cells; if two of those were equal, the next one is among them, too."""
-    mixed = [(tag & ~7) * factor % 2**64 for factor in (1, 0x9E3779B97F4A7C15, 0xD1342543DE82EF95)]
-    return {((value * groups >> 64) + more) % groups for value in mixed for more in range(3)}
 
 
 def key_elsewhere(vandal: Vandal) -> None:
