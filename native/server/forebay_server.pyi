@@ -27,7 +27,8 @@ class Gate:
 
     `document` is as that of a plan, and `limiters` are those of its first limits. The methods of `charging` are called
     in so many threads. `books`: whether the limits can book ahead. A question that isn't answered within `within_s` is
-    denied by 503. Raises as ``Plan``. *Threads*: safe. *Fork*: the child makes its own.
+    denied by 503. `takes_s`: how long a method takes at most; a question with less time left isn't asked. Raises as
+    ``Plan``. *Threads*: safe. *Fork*: the child makes its own.
     """
 
     def __new__(
@@ -39,6 +40,7 @@ class Gate:
         books: bool,
         threads: int,
         within_s: float,
+        takes_s: float,
     ) -> Gate: ...
     def decide(
         self, method: str, uri: bytes, headers: Sequence[tuple[str, bytes]], peer: str | None

@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -800,7 +802,8 @@ class Charging:
         act(charge)
         return True
 
-gate = forebay_server.Gate(sys.argv[2], [], Charging(), books=True, threads=1, within_s=float(sys.argv[1]))
+plan, within_s, takes_s = sys.argv[1], *map(float, sys.argv[2:])
+gate = forebay_server.Gate(plan, [], Charging(), books=True, threads=1, within_s=within_s, takes_s=takes_s)
 server = forebay_server.Server(
     gate, ["127.0.0.1:0"], threads=1, connections=9, idle_s=60, drain_s=60, reuse_port=False, token=None, proxies=True,
     live=None, tls=None,
@@ -809,11 +812,11 @@ assert 0 < server.run(lambda: print("listening on", server.addresses[0], flush=T
 os._exit(0)
 """
 
-    def __init__(self, folder: Path, within_s: float) -> None:
+    def __init__(self, folder: Path, within_s: float, takes_s: float = 0.0) -> None:
         file = folder / "limits.toml"
         file.write_text(f'store = "redis://127.0.0.1:1/0"\nversion = 1\n{USERS}')
         plan: Any = plan_of(file)
-        command = [sys.executable, "-c", self.CODE, str(within_s), plan.document]
+        command = [sys.executable, "-c", self.CODE, plan.document, str(within_s), str(takes_s)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.addresses = [self.said().removeprefix("listening on ")]
@@ -874,6 +877,51 @@ def test_a_batch_waits_no_longer_than_one_question(tmp_path: Path) -> None:
         said, _ = server.process.communicate()
         # Python was asked about one of those that are late, at most.
         assert statuses.count(200) <= said.count("slept") <= statuses.count(200) + 1
+
+
+def test_a_question_that_would_be_late_is_not_asked(tmp_path: Path) -> None:
+    # None has so much time left.
+    with GateServer(tmp_path, within_s=600, takes_s=600) as server, Client(server) as client:
+        assert server.get("/auth/envoy/", {"user": "/waiting"})[0] == 503
+        requests = [{"uri": "/", "headers": {"user": "/waiting"}}] * 3
+        assert [one["status"] for one in server.ask("batch", requests=requests)["replies"]] == [503] * 3
+        with pytest.raises(grpc.RpcError, match="the limits can't be checked"):
+            client.codes(1, user("/waiting"))
+        refund = server.ask("refund", charge="/waiting")
+        assert (refund["http"], refund["error"]) == (503, "the server has too many questions: ask again")
+        assert unanswered(server) == {"full": 0, "late": 6, "failed": 0}
+        server.process.terminate()
+        assert server.process.communicate(timeout=60) == ("", "")
+
+
+def test_the_questions_of_a_batch_have_its_time(tmp_path: Path) -> None:
+    with GateServer(tmp_path, within_s=600, takes_s=599.5) as server:
+        names = ["a", "/hang", "/waiting"]
+        with ThreadPoolExecutor(1) as pool:
+            requests = [{"uri": "/", "headers": {"user": name}} for name in names]
+            reply = pool.submit(server.ask, "batch", requests=requests)
+            time.sleep(1)
+            server.go_on()
+            # On a slow machine, the others may be late, too.
+            assert reply.result()["replies"][2]["status"] == 503
+        server.process.terminate()
+        assert "asked" not in server.process.communicate(timeout=60)[0]
+
+
+def test_a_charge_is_given_back_before_others_are_made(tmp_path: Path) -> None:
+    check = CheckRequest()
+    check.attributes.request.http.method = "GET"
+    check.attributes.request.http.path = "/"
+    check.attributes.request.http.headers["user"] = "/slow"
+    with GateServer(tmp_path, within_s=600) as server, Client(server) as client, ThreadPoolExecutor(1) as pool:
+        asking = [client.authorization.Check.future(check, timeout=60) for _ in range(50)]
+        assert server.said() == "slept"
+        refund = pool.submit(server.ask, "refund", charge="/waiting")
+        slept = list(iter(server.said, "asked"))
+        # At the end of the queue, it would come after all of them.
+        assert len(slept) < 40
+        assert refund.result()["refunded"] is True
+        assert all(call.result() for call in asking)
 
 
 def test_a_charge_that_cannot_be_given_back_is_no_permission(tmp_path: Path) -> None:

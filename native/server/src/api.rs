@@ -1,7 +1,7 @@
 //! The JSON API: questions of services that describe a request themselves. `openapi.json` describes it.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, StatusCode};
@@ -445,9 +445,10 @@ async fn batch_by_gate(gated: &Gated, worker: &Worker, data: Vec<u8>) -> Result<
     let described = described.into_iter().map(|one| one.checked_for_gate(worker));
     let described = described.collect::<Result<Vec<_>, _>>()?;
     let mut outcomes = Vec::with_capacity(described.len());
+    let since = Instant::now();
     let in_time = gated.asking.in_time(async {
         for one in &described {
-            let asked = one.for_gate(AskedBy::Batch, worker);
+            let asked = one.for_gate(AskedBy::Batch, worker).map(|asked| asked.sent_at(since));
             // The questions are held as they were sent, and as they were read.
             outcomes.push(gated.decided(worker, asked, 2 * data.len()).await);
         }

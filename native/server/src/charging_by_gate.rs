@@ -1,6 +1,6 @@
 //! Charges of limits that Python decides: those of Redis. All else of a decision is as in the memory of a host.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::answers::{self, Fields};
 use crate::capi::{Decision, MOST_LIMITS};
@@ -18,12 +18,18 @@ pub struct ForGate<'a> {
     id: Option<Vec<String>>,
     /// If the question may be sent again.
     again: Option<Again>,
+    since: Instant,
 }
 
 impl ForGate<'_> {
     /// It is a question that may be sent again.
     pub fn sent_as(self, again: Option<Again>) -> Self {
         ForGate { again, ..self }
+    }
+
+    /// Its time is counted from then on.
+    pub fn sent_at(self, since: Instant) -> Self {
+        ForGate { since, ..self }
     }
 }
 
@@ -46,14 +52,14 @@ impl Worker {
             ([asked], Some(retries)) if is_once => retries.sent(asked),
             _ => None,
         };
-        Ok(ForGate { uses, mode, id, again: None })
+        Ok(ForGate { uses, mode, id, again: None, since: Instant::now() })
     }
 
     /// Charge requests by one question to Python. An error says why they are refused, and charged to nothing.
     ///
     /// `size`: the bytes that they hold meanwhile.
     pub async fn charged_by_gate(&self, asking: &Asking, asked: ForGate<'_>, size: usize) -> Result<Outcome, String> {
-        let ForGate { uses: Uses { enforced, shadows }, mode, id, again } = asked;
+        let ForGate { uses: Uses { enforced, shadows }, mode, id, again, since } = asked;
         let Some(charging) = &self.charging else { return Err("nobody charges its limits".to_owned()) };
         let count = enforced.len();
         // The local limits of a fallback take no more at once.
@@ -70,7 +76,7 @@ impl Worker {
         } else {
             let size = size + enforced.iter().chain(&shadows).map(Use::size).sum::<usize>();
             let question = Question::new(charging, &enforced, how(&enforced, mode, id.as_ref()), again);
-            match asking.charge(question, size).await {
+            match asking.charge(question, size, since).await {
                 Err(Undecided::Unavailable) => Outcome::unavailable(),
                 Err(Undecided::Refused(reason)) => Outcome { refused: Some(reason), ..Outcome::unavailable() },
                 Ok(charged) => {

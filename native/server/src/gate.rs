@@ -3,16 +3,23 @@
 //! Questions wait in a bounded channel for threads that are attached to Python. One that finds the channel full, or that
 //! isn't answered in time, is denied by 503. So whatever Redis does, the server answers, and what it holds is bounded.
 //!
+//! A question that waits until too little of its time is left isn't asked any more. If more questions come than Redis
+//! answers, each thread would otherwise be busy with one that is late in the end: all would be denied, and charged.
+//!
+//! What becomes of earlier replies has a channel of its own, which comes before that of new questions: a lease isn't
+//! lost because others ask too much.
+//!
 //! Nobody waits for the charges of rules in the shadow. They have a channel of their own, to which a thread comes when
 //! no question waits: so they delay a question by one call of Redis at most.
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, bounded, unbounded};
 use hyper::HeaderMap;
@@ -261,18 +268,30 @@ impl Unread {
 
 impl Drop for Unread {
     fn drop(&mut self) {
-        static REPORTS: Seldom = Seldom::new();
         let Some(Ok(Charged { lease: Some(lease), .. })) = self.charged.take() else { return };
         if self.question.again.is_some() {
             return;
         }
-        let charging = Arc::clone(&self.question.charging);
-        let release: Box<Ask> = Box::new(move |py: Python<'_>| {
-            if let Err(error) = charging.done(py, Followup::Release, &lease) {
-                REPORTS.report(|| format!("permits can't be given back: {error}"));
-            }
-        });
-        let _ = self.asking.releases.send(release);
+        self.asking.release(Unreleased { charging: Arc::clone(&self.question.charging), lease });
+    }
+}
+
+/// The permits of a lease that nobody has.
+struct Unreleased {
+    charging: Arc<Charging>,
+    lease: String,
+}
+
+impl Unreleased {
+    /// Itself, if nobody knows whether they have come back.
+    fn release(self, py: Python<'_>) -> Option<Unreleased> {
+        static REPORTS: Seldom = Seldom::new();
+        match self.charging.done(py, Followup::Release, &self.lease) {
+            Ok(Done::Perhaps | Done::NotAsked) => return Some(self),
+            Ok(Done::Now | Done::Unknown) => {}
+            Err(error) => REPORTS.report(|| format!("permits can't be given back: {error}")),
+        }
+        None
     }
 }
 
@@ -309,21 +328,22 @@ impl Drop for Bytes {
     }
 }
 
-/// The turns of questions with one id.
+/// The turns of questions with one id, by the hash of it. Two ids with one hash would only wait for each other.
 #[derive(Default)]
-struct Turns(std::sync::Mutex<HashMap<String, Weak<Mutex<()>>>>);
+struct Turns(std::sync::Mutex<HashMap<u64, Weak<Mutex<()>>>>);
 
 impl Turns {
     fn of(&self, id: &str) -> Arc<Mutex<()>> {
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turn) = turns.get(id).and_then(Weak::upgrade) {
+        let hash = turns.hasher().hash_one(id);
+        if let Some(turn) = turns.get(&hash).and_then(Weak::upgrade) {
             return turn;
         }
         if turns.len() == turns.capacity() {
             turns.retain(|_, turn| turn.strong_count() > 0);
         }
         let turn = Arc::default();
-        turns.insert(id.to_owned(), Arc::downgrade(&turn));
+        turns.insert(hash, Arc::downgrade(&turn));
         turn
     }
 }
@@ -333,6 +353,8 @@ pub struct Gate {
     threads: usize,
     /// A question that has waited so long is answered by 503.
     within: Duration,
+    /// One that has waited so long isn't asked: Python may take the time that is left.
+    begins_within: Duration,
     /// By the reasons.
     unanswered: [AtomicU64; REASONS.len()],
     /// Of questions.
@@ -340,12 +362,23 @@ pub struct Gate {
     /// Of charges of rules in the shadow.
     shadow_bytes: Arc<AtomicUsize>,
     turns: Turns,
+    /// To be released once more.
+    unreleased: std::sync::Mutex<Vec<Unreleased>>,
 }
 
 impl Gate {
-    pub fn new(threads: usize, within: Duration) -> Gate {
-        let (bytes, shadow_bytes) = Default::default();
-        Gate { threads, within, unanswered: Default::default(), bytes, shadow_bytes, turns: Turns::default() }
+    /// `takes`: how long Python takes for a question at most.
+    pub fn new(threads: usize, within: Duration, takes: Duration) -> Gate {
+        Gate {
+            threads,
+            within,
+            begins_within: within.saturating_sub(takes),
+            unanswered: Default::default(),
+            bytes: Arc::default(),
+            shadow_bytes: Arc::default(),
+            turns: Turns::default(),
+            unreleased: std::sync::Mutex::default(),
+        }
     }
 
     /// How many questions were answered by 503 here, by the reasons.
@@ -358,35 +391,41 @@ impl Gate {
     /// `stop`: true at the end. Then a question is answered within `drain`.
     pub fn start(self: &Arc<Gate>, stop: watch::Receiver<bool>, drain: Duration) -> Result<(Asking, Ending), String> {
         let (releases, to_release) = unbounded();
+        let (follow_ups, to_follow_up) = bounded(MOST_WAITING);
         let (questions, to_answer) = bounded(MOST_WAITING);
         let (shadows, to_charge) = bounded(MOST_WAITING);
+        let work = Work { releases: to_release, follow_ups: to_follow_up, questions: to_answer, shadows: to_charge };
         let (end, ended) = mpsc::channel();
         for number in 0..self.threads {
-            let (to_release, to_answer, to_charge) = (to_release.clone(), to_answer.clone(), to_charge.clone());
-            let end = end.clone();
+            let (gate, work, end) = (Arc::clone(self), work.clone(), end.clone());
             let thread = thread::Builder::new().name(format!("forebay-gate-{number}"));
             let spawned = thread.spawn(move || {
-                Gate::work(&to_release, &to_answer, &to_charge);
+                gate.work(&work);
                 drop(end);
             });
             spawned.map_err(|error| error.to_string())?;
         }
-        Ok((Asking { gate: Arc::clone(self), releases, questions, shadows, stop, drain }, Ending(ended)))
+        Ok((Asking { gate: Arc::clone(self), releases, follow_ups, questions, shadows, stop, drain }, Ending(ended)))
     }
 
     /// Answer questions, attached to Python all the time: so its objects of this thread last.
-    fn work(releases: &Receiver<Box<Ask>>, questions: &Receiver<Waiting>, shadows: &Receiver<Waiting>) {
+    fn work(&self, Work { releases, follow_ups, questions, shadows }: &Work) {
         let mut any = Select::new();
         any.recv(releases);
-        any.recv(questions);
-        any.recv(shadows);
+        for asks in [follow_ups, questions, shadows] {
+            any.recv(asks);
+        }
         Python::attach(|py| {
             loop {
-                if let Ok(release) = releases.try_recv() {
-                    release(py);
+                if let Ok(unreleased) = releases.try_recv() {
+                    if let Some(unreleased) = unreleased.release(py) {
+                        self.unreleased().push(unreleased);
+                    }
                     continue;
                 }
-                match questions.try_recv().or_else(|_| shadows.try_recv()) {
+                // They all end at once.
+                let next = follow_ups.try_recv().or_else(|_| questions.try_recv()).or_else(|_| shadows.try_recv());
+                match next {
                     Ok(Waiting { ask, _bytes }) => ask(py),
                     Err(TryRecvError::Disconnected) => return,
                     Err(TryRecvError::Empty) => {
@@ -397,17 +436,31 @@ impl Gate {
         });
     }
 
+    fn unreleased(&self) -> std::sync::MutexGuard<'_, Vec<Unreleased>> {
+        self.unreleased.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn count(&self, why: Unanswered) {
         self.unanswered[why as usize].fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// What the threads of a gate do: the first of it that there is.
+#[derive(Clone)]
+struct Work {
+    releases: Receiver<Unreleased>,
+    follow_ups: Receiver<Waiting>,
+    questions: Receiver<Waiting>,
+    shadows: Receiver<Waiting>,
 }
 
 /// Asks the threads of a gate.
 #[derive(Clone)]
 pub struct Asking {
     gate: Arc<Gate>,
-    /// Of permits that nobody has. There are no more than leases.
-    releases: Sender<Box<Ask>>,
+    /// There are no more than leases.
+    releases: Sender<Unreleased>,
+    follow_ups: Sender<Waiting>,
     questions: Sender<Waiting>,
     shadows: Sender<Waiting>,
     stop: watch::Receiver<bool>,
@@ -416,11 +469,11 @@ pub struct Asking {
 
 impl Asking {
     /// Ask about limits, which are charged to nothing without an answer in time. `size`: the bytes that are held
-    /// meanwhile.
-    pub async fn charge(&self, question: Question, size: usize) -> Result<Charged, Undecided> {
+    /// meanwhile. `since`: from when on its time is counted.
+    pub async fn charge(&self, question: Question, size: usize, since: Instant) -> Result<Charged, Undecided> {
         let (size, asking) = (size + question.size(), self.clone());
-        let id = question.again.as_ref().map(|again| again.id.clone());
-        let reply = self.reply(size, id, move |py| {
+        let turn = question.again.as_ref().map(|again| self.gate.turns.of(&again.id));
+        let reply = self.reply(&self.questions, size, turn, since, move |py| {
             let charged = Some(question.charged(py)?);
             Ok(Unread { charged, question, asking })
         });
@@ -435,14 +488,32 @@ impl Asking {
 
     /// Do something with what an earlier reply has named.
     pub async fn follow_up(&self, charging: Arc<Charging>, what: Followup, id: String) -> Done {
-        let reply = self.reply(id.len() + PIECE, Some(id.clone()), move |py| charging.done(py, what, &id));
+        let (size, turn) = (2 * id.len() + PIECE, Some(self.gate.turns.of(&id)));
+        let is_asked = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&is_asked);
+        let reply = self.reply(&self.follow_ups, size, turn, Instant::now(), move |py| {
+            asked.store(true, Ordering::Relaxed);
+            charging.done(py, what, &id)
+        });
         match self.in_time(reply).await.unwrap_or(Err(Unanswered::Late)) {
             Ok(done) => done,
             Err(why) => {
                 self.gate.count(why);
-                if matches!(why, Unanswered::Full) { Done::NotAsked } else { Done::Perhaps }
+                if is_asked.load(Ordering::Relaxed) { Done::Perhaps } else { Done::NotAsked }
             }
         }
+    }
+
+    /// The thread that comes to it first does it.
+    fn release(&self, unreleased: Unreleased) {
+        // Its threads last as long.
+        let _ = self.releases.send(unreleased);
+    }
+
+    /// Release permits that nobody has, and of which nobody knows whether they have come back: until Redis answers, or
+    /// their lease ends.
+    pub fn release_again(&self) {
+        std::mem::take(&mut *self.gate.unreleased()).into_iter().for_each(|one| self.release(one));
     }
 
     /// What is asked in time, however many questions that are; None if they aren't answered by then.
@@ -476,22 +547,25 @@ impl Asking {
         let _ = self.shadows.try_send(Waiting { ask, _bytes: bytes });
     }
 
-    /// The reply of Python. If nobody waits for it any more, it isn't asked.
+    /// The reply of Python. If nobody waits for it any more, or it would be late, Python isn't asked.
     ///
-    /// Python is asked about an `id` once at a time: others wait for their turn, and take no thread meanwhile.
+    /// Python is asked about an id once at a `turn`: others wait for theirs, and take no thread meanwhile.
     async fn reply<T: Send + 'static>(
         &self,
+        asks: &Sender<Waiting>,
         size: usize,
-        id: Option<String>,
+        turn: Option<Arc<Mutex<()>>>,
+        since: Instant,
         ask: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
     ) -> Result<T, Unanswered> {
         static REPORTS: Seldom = Seldom::new();
         let bytes = Bytes::new(&self.gate.bytes, size, MOST_BYTES).ok_or(Unanswered::Full)?;
-        let turn = match id {
+        let turn = match turn {
             None => None,
-            Some(id) => Some(self.gate.turns.of(&id).lock_owned().await),
+            Some(turn) => Some(turn.lock_owned().await),
         };
         let (reply, replied) = oneshot::channel();
+        let begins_within = self.gate.begins_within;
         let ask = Box::new(move |py: Python<'_>| {
             // It ends with the answer, although the service may have gone before.
             let _turn = turn;
@@ -499,14 +573,18 @@ impl Asking {
             if reply.is_closed() {
                 return;
             }
-            match ask(py) {
-                Ok(answer) => drop(reply.send(answer)),
-                // It closes the channel of the reply.
-                Err(error) => REPORTS.report(|| format!("a request can't be decided: {error}")),
-            }
+            let answer = if since.elapsed() >= begins_within {
+                Err(Unanswered::Late)
+            } else {
+                ask(py).map_err(|error| {
+                    REPORTS.report(|| format!("a request can't be decided: {error}"));
+                    Unanswered::Failed
+                })
+            };
+            let _ = reply.send(answer);
         });
-        self.questions.try_send(Waiting { ask, _bytes: bytes }).map_err(|_| Unanswered::Full)?;
-        replied.await.map_err(|_| Unanswered::Failed)
+        asks.try_send(Waiting { ask, _bytes: bytes }).map_err(|_| Unanswered::Full)?;
+        replied.await.unwrap_or(Err(Unanswered::Failed))
     }
 }
 

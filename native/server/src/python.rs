@@ -77,7 +77,7 @@ struct Gate {
 #[pymethods]
 impl Gate {
     #[new]
-    #[pyo3(signature = (document, limiters, charging, *, books, threads, within_s))]
+    #[pyo3(signature = (document, limiters, charging, *, books, threads, within_s, takes_s))]
     fn new(
         py: Python<'_>,
         document: &str,
@@ -86,10 +86,11 @@ impl Gate {
         books: bool,
         threads: usize,
         within_s: f64,
+        takes_s: f64,
     ) -> PyResult<Gate> {
         let plan = plan::Plan::new(py, document, &limiters, true).map_err(PyValueError::new_err)?;
         let charging = Some(Arc::new(Charging::new(charging, books)));
-        let gate = Arc::new(gate::Gate::new(threads, duration(within_s)?));
+        let gate = Arc::new(gate::Gate::new(threads, duration(within_s)?, duration(takes_s)?));
         Ok(Gate { rules: Rules { plan: Arc::new(plan), charging }, gate, asking: OnceLock::new() })
     }
 

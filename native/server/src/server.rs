@@ -35,7 +35,7 @@ use crate::access::Access;
 use crate::api;
 use crate::bodies::Bodies;
 use crate::decide::{Rules, Worker};
-use crate::gate::Gate;
+use crate::gate::{Asking, Gate};
 use crate::gated::Gated;
 use crate::grpc::{self, Watchers};
 use crate::http::{Answering, Serving};
@@ -259,7 +259,7 @@ pub fn run(
             threads.push(spawned.map_err(|error| error.to_string())?);
         }
         ready()?;
-        until_signal(signals, &rules.plan, &shared.serving, &threads).await
+        until_signal(signals, &rules.plan, &shared.serving, asking.as_ref(), &threads).await
     });
     let stopped_at = Instant::now();
     shared.serving.draining.store(true, Ordering::Relaxed);
@@ -312,6 +312,7 @@ async fn until_signal(
     mut signals: Signals,
     plan: &Plan,
     serving: &Serving,
+    asking: Option<&Asking>,
     threads: &[thread::JoinHandle<Result<(), String>>],
 ) -> Result<(), String> {
     loop {
@@ -324,6 +325,7 @@ async fn until_signal(
             return Ok(());
         }
         serving.api.sweep();
+        asking.inspect(|asking| asking.release_again());
         for limiter in plan.maintained() {
             if let Err(failure) = limiter.maintain() {
                 // Decisions go on, whatever is wrong with the store's file.

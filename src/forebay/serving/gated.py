@@ -14,7 +14,7 @@ from forebay.serving.charging import Charging, redis_of
 from forebay.serving.remembered import Remembered
 from forebay.web.charging_once import check_together
 
-__all__ = ["GatePlan", "charging_of", "within_s_of"]
+__all__ = ["GatePlan", "charging_of"]
 
 _THREADS: Final = 8
 """Threads that charge limits. While one waits for Redis, others use the processor."""
@@ -31,16 +31,22 @@ class GatePlan:
     of_bans: tuple[Any, ...]
     """The limiters of its first limits, which are in the memory of the host."""
     charging: Charging
-    within_s: float
-    """A question that has waited so long has no answer."""
     store: Any
     trusts_unix: bool
     """Whether a peer behind a Unix socket may name a client. True if no rule needs one."""
 
     def compiled(self, server: Any) -> Any:
         """As the module `forebay_server` takes it."""
-        options = {"books": self.charging.books, "threads": _THREADS, "within_s": self.within_s}
-        return server.Gate(self.document, self.of_bans, self.charging, **options)
+        timeout_s = redis_of(self.store).timeout_s
+        return server.Gate(
+            self.document,
+            self.of_bans,
+            self.charging,
+            books=self.charging.books,
+            threads=_THREADS,
+            within_s=2 * timeout_s + _PATIENCE_S,
+            takes_s=timeout_s,
+        )
 
 
 def charging_of(built: Iterable[Built], limiters: Sequence[Any], store: Any, remembered: Remembered) -> Charging:
@@ -53,9 +59,3 @@ def charging_of(built: Iterable[Built], limiters: Sequence[Any], store: Any, rem
     rules: list[Any] = [rule for own in groups for rule in own]
     check_together(rules)
     return Charging(limiters, rules, store, remembered)
-
-
-def within_s_of(store: Any) -> float:
-    """How long a question about limits of this store may wait."""
-    timeout_s: float = redis_of(store).timeout_s
-    return 2 * timeout_s + _PATIENCE_S

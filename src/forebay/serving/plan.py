@@ -24,7 +24,7 @@ from forebay.rules.model import FileRule, RuleFile
 from forebay.rules.overrides import DENIED, response_of
 from forebay.rules.problems import Problems
 from forebay.rules.refusals import BuiltDeny
-from forebay.serving.gated import GatePlan, charging_of, within_s_of
+from forebay.serving.gated import GatePlan, charging_of
 from forebay.serving.remembered import Remembered
 from forebay.serving.unserved import refuse_unserved
 from forebay.store import Store
@@ -116,7 +116,7 @@ def written(
     ours = {name: Standing(standing.generation) for name, standing in standings.items()}
     document, of_bans, limiters = _written(domain, spec, built, store, tier_field, ours)
     charging = charging_of(built, limiters, store, remembered or Remembered())
-    return GatePlan(document, of_bans, charging, within_s_of(store), store, _trusts_unix(spec))
+    return GatePlan(document, of_bans, charging, store, _trusts_unix(spec))
 
 
 def _written(
