@@ -12,7 +12,7 @@ import redis
 from redis_server import RedisServer
 from scrapes import scraped
 
-from forebay import FixedWindow, Store, TokenBucket, own_counts
+from forebay import FixedWindow, Store, StoreUnavailable, TokenBucket, own_counts
 from forebay.metrics.readings import OWN, OWN_COUNTERS
 from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore, executor_base
 from forebay.redis.synced import exchanger, news
@@ -180,6 +180,16 @@ def test_calls_that_redis_replies_to_by_an_error_are_timed(host: Store, refusing
         assert all(bucket.allow_many(["one", "other"]))
         assert redis_calls(host) == 2
         assert store.status().decided_by_policy == 3
+
+
+def test_what_no_policy_can_decide_is_not_counted_as_decided(nobody: str) -> None:
+    with RedisStore(f"redis://{nobody}", when_unavailable="allow") as store:
+        bucket = TokenBucket(store, "api", "9/hour")
+        assert bucket.allow("key")
+        command = bucket.commands.peek("key", 1)
+        with pytest.raises(StoreUnavailable):
+            store.executor.run_command(command)
+        assert store.status().decided_by_policy == 1
 
 
 def test_calls_for_asyncio_that_redis_replies_to_by_an_error_are_timed(host: Store, refusing_url: str) -> None:

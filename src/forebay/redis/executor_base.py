@@ -161,9 +161,9 @@ class ExecutorBase:
 
     def fall_back(self, error: StoreUnavailable, fall_back: Callable[[], T] | None) -> T:
         """The fallback's result. Raises `error` if there is no fallback, or if the store's policy is to deny."""
-        self.breaker.decided()
         if fall_back is None:
             raise error
+        self.breaker.decided()
         if self._raises:
             # Several callers may get one error.
             if _NO_POLICY not in str(error):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from forebay.core.all_of import AllOf, reserve_each
@@ -114,10 +114,7 @@ class Charging:
             return False
         # A question that is sent again is charged again.
         self._remembered.answers.forget(charge)
-        # A policy other than to deny raises nothing, and decides that the charge stays.
-        before = self._redis.status().decided_by_policy
-        is_sure, _ = _each([*taken][::-1], _cancel)
-        return (is_sure and self._redis.status().decided_by_policy == before) or None
+        return self._given_back(taken) or None
 
     def renew(self, lease: str) -> bool | None:
         """Restart a lease: whether all its permits are held. If not, it is over. None: nobody knows.
@@ -167,6 +164,18 @@ class Charging:
         # Another one is asked first the next time, as this one may take all the time again.
         held.leases = [*held.leases[1:], *held.leases[:1]]
         return None
+
+    def _given_back(self, taken: Iterable[Any]) -> bool:
+        """Give charges back, whatever the policy is. False: nobody knows whether each has come back."""
+        if self._executor is not None:
+            refunds = [_Refund(one) for one in taken]
+            with contextlib.suppress(*STORE_ERRORS):
+                self._executor.give_back(refunds, self._executor.patience())
+            return all(refund.is_done for refund in refunds)
+        # A policy other than to deny raises nothing, and decides that the charge stays.
+        before = self._redis.status().decided_by_policy
+        is_sure, _ = _each([*taken][::-1], lambda one: one.cancel())
+        return is_sure and bool(self._redis.status().decided_by_policy == before)
 
     def _undo(self, decided: Decided) -> bool:
         """Give back what an answer has taken, whose names nobody may know. False: nobody knows whether that is done."""
@@ -273,7 +282,7 @@ class Charging:
         until_s = time.monotonic() + self._redis.timeout_s
         booked: list[Any] = []
         with contextlib.ExitStack() as stack:
-            stack.callback(lambda: _each(booked[::-1], _cancel))
+            stack.callback(self._given_back, booked)
             for place, (number, key, cost) in enumerate(uses):
                 if booked and time.monotonic() > until_s:
                     raise StoreUnavailable("the store has taken too long for the limits before")
@@ -314,16 +323,25 @@ class Charging:
         return charged_once([self._rules_with_ids[id(self._limiters[number])] for number in numbers])
 
 
+class _Refund:
+    """A charge in Redis that is given back with others, by one call."""
+
+    def __init__(self, taken: Any) -> None:
+        self.is_done = False
+        self._taken = taken
+
+    def give_back_flow(self) -> Generator[Any, Any, None]:
+        """The commands. They end only if Redis replies to all."""
+        yield from self._taken.give_back_flow()
+        self.is_done = True
+
+
 def _numbers_of(uses: list[Use]) -> tuple[int, ...]:
     return tuple(number for number, _, _ in uses)
 
 
 def _lists(uses: list[Use]) -> tuple[list[Any], list[int]]:
     return [key for _, key, _ in uses], [cost for _, _, cost in uses]
-
-
-def _cancel(taken: Any) -> None:
-    taken.cancel()
 
 
 def _each(taken: Iterable[Any], act: Callable[[Any], Any], until_s: float = math.inf) -> tuple[bool, list[Any]]:

@@ -20,8 +20,8 @@ _LASTS_S: Final = 300.0
 """For so long, a question may be sent again."""
 _MOST_BYTES: Final = 64 << 20
 """Of all answers, about."""
-_OF_ANSWER: Final = 2048
-_OF_DECISION: Final = 512
+_OF_ANSWER: Final = 1024
+_OF_DECISION: Final = 192
 
 
 @dataclass(slots=True)
@@ -69,6 +69,9 @@ class FirstAnswers:
         answer, lasts_s = decide(None if known is None else known.answer)
         if isinstance(answer, Decided) and answer.allowed:
             self._add(request_id, digests, answer, begun_s, lasts_s)
+        elif known is not None and answer is None:
+            # It may have taken what has yet to be given back.
+            self._put(request_id, known)
         return answer
 
     def prolong(self, name: str, until_s: float) -> None:
@@ -94,12 +97,14 @@ class FirstAnswers:
     ) -> None:
         size = _OF_ANSWER + len(request_id) + _OF_DECISION * len(answer.each)
         end_s = begun_s + _LASTS_S
-        known = _Known(digests, answer, min(begun_s + lasts_s, end_s), end_s, size)
+        self._put(request_id, _Known(digests, answer, min(begun_s + lasts_s, end_s), end_s, size))
+
+    def _put(self, request_id: str, known: _Known) -> None:
         with self._lock:
             self._remove(request_id)
             self._by_id[request_id] = known
             self._ids |= dict.fromkeys(known.names, request_id)
-            self._bytes += size
+            self._bytes += known.size
             while self._bytes > _MOST_BYTES:
                 self._remove(next(iter(self._by_id)))
 

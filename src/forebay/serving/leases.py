@@ -36,6 +36,9 @@ class HeldPermits:
     end_s: float
     """A time of the monotonic clock. By then Redis has ended the leases."""
 
+    def is_over(self, now_s: float) -> bool:
+        return self.end_s + _GRACE_S <= now_s
+
 
 class HeldLeases:
     """What services hold, by ids that only they know. *Threads*: safe."""
@@ -67,7 +70,8 @@ class HeldLeases:
     def get(self, lease: str) -> HeldPermits | None:
         """What the lease holds; None if it isn't known, or not any more."""
         with self._lock:
-            return self._by_id.get(lease)
+            held = self._by_id.get(lease)
+            return held if held is not None and not held.is_over(time.monotonic()) else None
 
     def restart(self, lease: str, held: HeldPermits) -> None:
         """The lease begins anew."""
@@ -94,7 +98,7 @@ class HeldLeases:
         return len(self._by_id) >= _MOST or self._bytes >= _MOST_BYTES
 
     def _sweep(self, now_s: float) -> None:
-        for lease in [lease for lease, held in self._by_id.items() if held.end_s + _GRACE_S <= now_s]:
+        for lease in [lease for lease, held in self._by_id.items() if held.is_over(now_s)]:
             self._pop(lease)
         self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._by_id))
         self._swept_s = now_s
