@@ -53,8 +53,8 @@ def bench_least_decision(measure: Measure, generous: TokenBucket, with_hash: boo
 @pytest.mark.parametrize(
     ("title", "method", "python", "bar"),
     [
-        ("`allow` of the C API, allowed", "allow", "allow", None),
-        ("`allow_hash` of the C API, allowed", "allow_hash", "allow", None),
+        ("`allow` of the C API, allowed", "allow", "allow", 0.7),
+        ("`allow_hash` of the C API, allowed", "allow_hash", "allow", 0.7),
         ("`allow_at_tick` of the C API, a tick for 100 requests, allowed", "allow_at_tick", "allow", 0.7),
         ("`decide` of the C API with its result, allowed", "decide", "hit", 0.7),
         ("`decide_many` of the C API, 100 requests, allowed, per request", "decide_many", "allow", 0.7),

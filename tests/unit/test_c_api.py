@@ -177,7 +177,26 @@ def test_a_decision_at_a_tick_is_the_one_of_that_time(kind: str, clock: ManualCl
             assert 100 <= sum(decided) < 600
 
 
-def test_a_tick_that_is_late_never_allows_too_much(api_store: Store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("kind", OF_A_HUNDRED)
+def test_requests_count_at_their_tick(kind: str, clock: ManualClock) -> None:
+    """Those of a thread that is late may be as many as at the time of its tick, and others come beside them."""
+    clock.advance(7200)
+    with Store.private(keys=100, clock=clock) as one, Store.private(keys=100, clock=clock) as other:
+        limiter, like = OF_A_HUNDRED[kind](one), OF_A_HUNDRED[kind](other)
+        with Handle(limiter) as handle:
+            late = handle.attach()
+            assert limiter.allow("k") == like.allow("k") is True
+            clock.advance(3 * 3600)
+            assert late.tick() == c_api.OK
+            as_of_then = [like.allow("k") for _ in range(101)]
+            clock.advance(3 * 3600)
+            assert [late.allow_at_tick(b"k") for _ in range(101)] == as_of_then
+            assert [limiter.allow("k") for _ in range(101)] == [like.allow("k") for _ in range(101)]
+            # Late requests take no permits that have come since.
+            assert late.allow_at_tick(b"k") == c_api.DENIED
+
+
+def test_a_tick_that_is_late_brings_no_permits_of_later(api_store: Store, clock: ManualClock) -> None:
     limiter = TokenBucket(api_store, "api", "10/second")
     with Handle(limiter) as handle:
         late, thread = handle.attach(), handle.attach()
@@ -332,6 +351,13 @@ def test_an_invalid_request_in_a_batch_charges_nothing(api_store: Store) -> None
     assert api_store.stats().total.allowed == 0
 
 
+def test_a_refund_with_unknown_flags_is_refused(api_store: Store) -> None:
+    with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
+        thread = handle.attach().pointer
+        assert API.refund(thread, request_of(b"k", flags=c_api.BOOK), 0) == c_api.OK
+        assert API.refund(thread, request_of(b"k", flags=2**31), 0) == c_api.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("size", [-1, -(2**31), -(2**63), 2**63])
 def test_a_negative_size_or_count_is_refused(api_store: Store, size: int) -> None:
     """A caller has taken a failed call's result for a length."""
@@ -349,6 +375,10 @@ def test_a_negative_size_or_count_is_refused(api_store: Store, size: int) -> Non
         for count in (size, 2**63 // ctypes.sizeof(c_api.Request) + 1):
             assert API.decide_many(thread, request_of(b"k"), count, ctypes.c_uint8()) == invalid
         assert API.decide_many(thread, request, 1, ctypes.c_uint8()) == invalid
+        without = request_of(None)
+        without.key_size = size
+        assert API.decide(thread, without, None) == API.refund(thread, without, 0) == invalid
+        assert API.decide_many(thread, without, 1, ctypes.c_uint8()) == invalid
         assert API.decide_all(c_api.array_of(handle.threads), request, 1, None, None) == invalid
         assert API.decide_all(c_api.array_of(handle.threads), request_of(b"k"), size, None, None) == invalid
     assert api_store.stats().total.allowed == 0

@@ -135,7 +135,7 @@ enum {
 /* One request. Set all fields; zero is right for those that aren't needed. */
 typedef struct forebay_request {
     const void *key;          /* the key's bytes; NULL: `hash` is given */
-    uint64_t key_size;        /* bytes; a key of 0 bytes has any other pointer than NULL */
+    uint64_t key_size;        /* bytes; 0 without a key. A key of 0 bytes has any other pointer than NULL */
     uint64_t hash;            /* from `hash` of this limiter; read only if `key` is NULL */
     uint64_t cost;            /* permits; 0 checks whether the key is within its limit, and charges nothing */
     const forebay_rate *rate; /* NULL: the limiter's own */
@@ -236,8 +236,9 @@ typedef struct forebay_api {
      * FOREBAY_CLOSED, FOREBAY_FORKED. */
     int32_t (*tick)(forebay_thread *thread);
 
-    /* As `allow`, at the time of the thread's last `tick`: saves reading the clock, a third of a decision. The older
-     * the tick, the fewer permits have been refilled, so a late tick denies too much and never allows too much. */
+    /* As `allow`, at the time of the thread's last `tick`: saves reading the clock, more than half of a decision. The
+     * request counts as if it had come at the tick. So if ticks are up to L late, the requests of any time t may be as
+     * many as the limit allows in t + L: call `tick` each time that the loop wakes. */
     int32_t (*allow_at_tick)(forebay_thread *thread, const void *key, size_t size);
 
     /* Charge the request if it is allowed, as Python's `hit`, or `reserve` with FOREBAY_BOOK. `result` may be NULL.
@@ -249,7 +250,9 @@ typedef struct forebay_api {
     int32_t (*peek)(forebay_thread *thread, const forebay_request *request, forebay_result *result);
 
     /* Give back the charge of an allowed request with the same key, cost and rate. `charge` is that of its result: then
-     * no more is given back than still counts. 0, as Python's `refund`: some earlier charge, at most the limit. */
+     * no more is given back than still counts. 0, as Python's `refund`: some earlier charge, at most the limit. Once for
+     * each charge: a second call gives back permits of others. FOREBAY_INVALID_ARGUMENT, FOREBAY_INVALID_RATE,
+     * FOREBAY_CLOSED, FOREBAY_FORKED. */
     int32_t (*refund)(forebay_thread *thread, const forebay_request *request, uint64_t charge);
 
     /* Forget the key: its next request finds a fresh key. Reads only the key of the request. */
@@ -262,7 +265,8 @@ typedef struct forebay_api {
 
     /* Decide one request to several limits, all or none, as Python's `AllOf`: each of the `count` limits charges its
      * own request, or none does. `threads` are the calling thread's, one for each limit, of limiters of one store; the
-     * same may come again. A request with FOREBAY_BOOK is refused.
+     * same may come again. If it does for the same key, and the costs together are above its limit, each call denies, and
+     * `retry_after_ns` is wrong. A request with FOREBAY_BOOK is refused.
      *
      * First it checks all limits. If one denies, nothing was written. Then it charges them in order; if another request
      * has taken the permits of a later limit meanwhile, it gives the earlier charges back. During that moment others

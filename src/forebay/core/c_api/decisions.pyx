@@ -238,6 +238,8 @@ cdef int32_t refund(DecidingThread thread, const forebay_request* request, uint6
     cdef int32_t status = begin(thread, DECIDES, request, &tag)
     if status < 0:
         return status
+    if request.flags & ~<uint32_t>FOREBAY_BOOK:
+        return FOREBAY_INVALID_ARGUMENT
     status = params_of(thread, request, &params)
     if status < 0:
         return status
@@ -278,7 +280,7 @@ cdef int32_t check_batch(
         if requests[i].flags:
             return FOREBAY_INVALID_ARGUMENT
         status = read_charge(thread, &requests[i], &charge)
-        if status == FOREBAY_OK and requests[i].key != NULL:
+        if status == FOREBAY_OK and (requests[i].key != NULL or requests[i].key_size != 0):
             status = check_key(requests[i].key_kind, requests[i].key, requests[i].key_size)
         if status < 0:
             return status

@@ -149,6 +149,9 @@ cdef inline int32_t read_key(AttachedThread thread, const forebay_request* reque
     cdef int32_t status = FOREBAY_OK
     if request.key != NULL:
         status = hash_bytes(thread.hash_key, request.key_kind, request.key, request.key_size, &hash)
+    elif request.key_size != 0:
+        # The caller has lost the key's pointer.
+        status = FOREBAY_INVALID_ARGUMENT
     tag[0] = fingerprint_of(hash) | thread.kind
     return status
 
