@@ -1,3 +1,4 @@
+# cython: freethreading_compatible = True
 """forebay in Cython: a loop over many requests without the GIL and without a Python object for any of them."""
 
 from libc.stdint cimport int32_t

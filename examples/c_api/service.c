@@ -150,7 +150,13 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit_service(void) {
+    PyObject *module;
     forebay = forebay_import();
     if (forebay == NULL) return NULL;
-    return PyModule_Create(&definition);
+    module = PyModule_Create(&definition);
+#ifdef Py_GIL_DISABLED
+    /* Without it, importing the module switches the GIL on again. */
+    if (module != NULL) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    return module;
 }

@@ -71,6 +71,15 @@ def line_filter(built: Path) -> ModuleType:
     return module
 
 
+def test_the_examples_leave_the_gil_off(built: Path) -> None:
+    # Where there is one, importing a module that needs it is an error.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    code = f"import sys; sys.path[:0] = {[str(built), *sys.path]}; import gate, service, line_filter"
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # The header
 
 
