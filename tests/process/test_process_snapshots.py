@@ -132,7 +132,7 @@ def test_a_killed_resize_leaves_one_whole_store(path: Path, tmp_path: Path, crew
         assert not SlidingLog(store, "log", "10/day", keys=10).allow("key")
 
 
-def test_a_process_that_starts_meanwhile_uses_the_new_store(path: Path, crew: Crew) -> None:
+def test_a_process_that_starts_during_a_resize_uses_the_new_store(path: Path, crew: Crew) -> None:
     """Nothing that it spends is lost."""
 
     def spend(writer: int) -> int:
