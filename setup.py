@@ -40,13 +40,20 @@ SELDOM_RUN = {
     *(PACKAGE / "tuning" / name for name in ("replay.pyx", "requests.pyx")),
     *(PACKAGE / "redis/transport" / name for name in ("replies.pyx", "timed_socket.pyx")),
 }
-# So are methods that run seldom, in every module, and what runs after an error. None is inlined into what isn't small;
-# but of the objects that each request makes, the constructors are.
+# Those in which a call does more than a decision are as fast with -O2, and smaller.
+MODERATE = ["-O2"] if OPTIMIZE else []
+LARGE = {
+    *PACKAGE.glob("core/synced/*.pyx"),
+    *(PACKAGE / "core" / name for name in ("leased.pyx", "algorithms/concurrency.pyx")),
+}
+# Small are methods that run seldom, in every module, and what runs after an error. None is inlined into what isn't
+# small; but of the objects that each request makes, the constructors are.
 MADE_OFTEN = {"forebay.core.decision", "forebay.web.native_requests"}
 SELDOM_CALLED = re.compile(
-    r"^(static (?:int|void|PyObject \*) ?(?:__Pyx_AddTraceback|__Pyx_GetBuiltinName|__pyx_p[wf]_\w+?_\d*(?:"
-    r"__cinit__|__init__|__repr__|__reduce__|__copy__|__deepcopy__|bytes_needed|convert|reset|wait|wait_async|limited"
-    r"))\([^;{]*(?<!\(cold\))\));",
+    r"^(static (?:int|void|PyObject \*) ?(?:__Pyx_AddTraceback|__Pyx_GetBuiltinName|__pyx_f_\w+?_follow_calendar|"
+    r"__pyx_p[wf]_\w+?_\d*(?:"
+    r"__cinit__|__init__|__repr__|__reduce__|__copy__|__deepcopy__|add|bytes_needed|convert|exceeded|limited|reset|wait"
+    r"|wait_async))\([^;{]*(?<!\(cold\))\));",
     re.MULTILINE,
 )
 # The docstring of a compiled module is for readers of its source.
@@ -63,7 +70,7 @@ extensions = [
         depends=HEADERS,
         include_dirs=["native/include", "src/forebay/include"],
         extra_compile_args=[
-            *(SMALL if source in SELDOM_RUN else OPTIMIZE),
+            *(SMALL if source in SELDOM_RUN else MODERATE if source in LARGE else OPTIMIZE),
             # As CPython itself; where CFLAGS is set, setuptools omits CPython's flags.
             *("-fwrapv", "-fvisibility=hidden", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable"),
             # Calls of CPython's functions go through no stub: they are shorter that way, and no slower.
