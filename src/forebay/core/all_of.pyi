@@ -27,7 +27,8 @@ class AllOf(Reservable):
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
     ``AllOf(per_second, per_hour, for_everybody)``. A key is for all limiters, or a list with one key for each:
-    ``limits.hit(["user:42", "user:42", "everybody"])``. The same holds for a cost. A tuple with as many parts as there
+    ``limits.hit(["user:42", "user:42", "everybody"])``. The same holds for a cost. One limiter may come several times;
+    if its costs for one key are above its limit together, each request is denied, with a wrong `retry_after`. A tuple with as many parts as there
     are limiters is refused, as it may mean either: for one key write ``[key] * 3``. The order matters for speed only:
     put the limiter first that denies most often.
 
