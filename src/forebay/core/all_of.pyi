@@ -27,10 +27,10 @@ class AllOf(Reservable):
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
     ``AllOf(per_second, per_hour, for_everybody)``. A key is for all limiters, or a list with one key for each:
-    ``limits.hit(["user:42", "user:42", "everybody"])``. The same holds for a cost. One limiter may come several times;
-    if its costs for one key are above its limit together, each request is denied, with a wrong `retry_after`. A tuple with as many parts as there
-    are limiters is refused, as it may mean either: for one key write ``[key] * 3``. The order matters for speed only:
-    put the limiter first that denies most often.
+    ``limits.hit(["user:42", "user:42", "everybody"])``. The same holds for a cost. A tuple with as many parts as there
+    are limiters is refused, as it may mean either: for one key write ``[key] * 3``. One limiter may come several times.
+    If its costs for one key are above its limit together, each request is denied, with a wrong ``retry_after``. The
+    order matters for speed only: put the limiter first that denies most often.
 
     A ``Decision`` names the limit that bound the request, ``decision.limiter``. For a denial it is the limit with the
     longest ``retry_after`` among those that denied, for an allowed request the one with the fewest ``remaining``.

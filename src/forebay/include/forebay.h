@@ -250,8 +250,8 @@ typedef struct forebay_api {
     int32_t (*peek)(forebay_thread *thread, const forebay_request *request, forebay_result *result);
 
     /* Give back the charge of an allowed request with the same key, cost and rate. `charge` is that of its result: then
-     * no more is given back than still counts. 0, as Python's `refund`: some earlier charge, at most the limit. Once for
-     * each charge: a second call gives back permits of others. FOREBAY_INVALID_ARGUMENT, FOREBAY_INVALID_RATE,
+     * no more is given back than still counts. 0, as Python's `refund`: some earlier charge, at most the limit. Once
+     * for each charge: a second call gives back permits of others. FOREBAY_INVALID_ARGUMENT, FOREBAY_INVALID_RATE,
      * FOREBAY_CLOSED, FOREBAY_FORKED. */
     int32_t (*refund)(forebay_thread *thread, const forebay_request *request, uint64_t charge);
 
@@ -265,8 +265,8 @@ typedef struct forebay_api {
 
     /* Decide one request to several limits, all or none, as Python's `AllOf`: each of the `count` limits charges its
      * own request, or none does. `threads` are the calling thread's, one for each limit, of limiters of one store; the
-     * same may come again. If it does for the same key, and the costs together are above its limit, each call denies, and
-     * `retry_after_ns` is wrong. A request with FOREBAY_BOOK is refused.
+     * same may come again. If it does for the same key, and the costs together are above its limit, each call denies,
+     * and `retry_after_ns` is wrong. A request with FOREBAY_BOOK is refused.
      *
      * First it checks all limits. If one denies, nothing was written. Then it charges them in order; if another request
      * has taken the permits of a later limit meanwhile, it gives the earlier charges back. During that moment others
