@@ -347,18 +347,62 @@ def test_an_answer_is_replaced_once_it_is_given_back(
         def ask(*uses: Any) -> Any:
             return charging.ask_once("a", "q", "hold", [list(uses), None, True])
 
-        assert ask(jobs, started).allowed
+        first = ask(jobs, started)
         with monkeypatch.context() as patch:
             if left == "permits":
                 patch.setattr(RedisLease, "releasing", fail)
             else:
                 patch.setattr(charging._executor, "give_back", fail)
             assert ask(jobs, other) is None
+            # The first limits again: a part of their answer may have come back.
+            assert ask(jobs, started) is None or left == "charge"
         assert ask(jobs, other).allowed
+        assert ask(jobs, other).lease not in (None, first.lease)
         assert holding(redis) == 1
         # Nobody knows whether a charge has come back that was given back once.
         remaining = [charging.peek([use]).each[0][2] for use in (started, other)]
         assert remaining == [4 if left == "permits" else 3, 8]
+
+
+def test_an_answer_that_was_given_back_is_not_given_again(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD}{ANOTHER}")
+
+    def fail(*arguments: Any) -> Any:
+        raise StoreUnavailable("nobody answers")
+
+    with RedisStore(redis.url, timeout=60) as store:
+        charging = cast(Any, plan_of(file, store, holds_permits=True)).charging
+        names = [limiter.name for limiter in charging._limiters]
+        jobs, started, other = [(names.index(name), JOB["client"], 1) for name in ("jobs", "started", "other")]
+        first = charging.ask_once("a", "q", "hold", [[jobs, started], None, True])
+        with monkeypatch.context() as patch:
+            patch.setattr(charging, "_hold", fail)
+            assert charging.ask_once("a", "q", "hold", [[jobs, other], None, True]) is None
+        assert holding(redis) == 0
+        again = charging.ask_once("a", "q", "hold", [[jobs, started], None, True])
+        assert (again.is_first, again.lease == first.lease, again.charge == first.charge) == (True, False, False)
+        assert holding(redis) == 1
+
+
+def test_a_lease_that_redis_may_have_renewed_can_be_released(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD_LIMIT}{RULE}")
+    now_s = time.monotonic()
+    monkeypatch.setattr("forebay.serving.leases.time.monotonic", lambda: now_s)
+    with RedisStore(redis.url, timeout=60) as store:
+        charging = cast(Any, plan_of(file, store, holds_permits=True)).charging
+        add = charging._remembered.leases.add
+        renewed, lost, kept = (add([Fake(*results)], ["a"], 1, 100.0) for results in [(None, True), (None,), ()])
+        mixed = add([Fake(True, None, True), Fake(False, False, False)], ["a", "b"], 2, 100.0)
+        now_s += 60
+        assert [charging.renew(lease) for lease in (renewed, mixed)] == [None, None]
+        now_s += 60
+        assert [charging.release(lease) for lease in (renewed, mixed, lost, kept)] == [True, True, False, False]
 
 
 def test_a_charge_of_several_limits_is_given_back_by_one_call(
@@ -648,12 +692,15 @@ def test_the_newest_answers_are_remembered() -> None:
     answers = FirstAnswers()
     made: list[str] = []
 
+    def undo(answer: Decided) -> bool:
+        return True
+
     def ask(request_id: str, question: str = "q", charged: str = "", lasts_s: float = 1e9) -> Any:
-        def decide(replaced: Any) -> tuple[Any, float]:
+        def decide() -> tuple[Any, float]:
             made.append(request_id)
             return Decided(True, [None] * 100, charge=f"charge of {request_id}"), lasts_s
 
-        return answers.once(request_id, question, charged, decide)
+        return answers.once(request_id, question, charged, decide, undo)
 
     first = ask("first")
     assert (first.is_first, ask("first")) == (True, first.given_again())
@@ -677,32 +724,35 @@ def test_an_answer_lasts_from_the_time_of_its_question_on(monkeypatch: pytest.Mo
     monkeypatch.setattr("forebay.serving.first_answers.time.monotonic", lambda: now_s)
     answers = FirstAnswers()
 
-    def decide(replaced: Any) -> tuple[Any, float]:
+    def decide() -> tuple[Any, float]:
         nonlocal now_s
         now_s += 0.4
         return Decided(True, []), 0.5
 
+    def undo(answer: Decided) -> bool:
+        raise AssertionError("it is the same question")
+
     # Redis may have begun the lease at once, and its end is at 100.5.
-    assert answers.once("a", "q", "", decide).is_first  # type: ignore[union-attr]
+    assert answers.once("a", "q", "", decide, undo).is_first  # type: ignore[union-attr]
     now_s = 100.49
-    assert not answers.once("a", "q", "", decide).is_first  # type: ignore[union-attr]
+    assert not answers.once("a", "q", "", decide, undo).is_first  # type: ignore[union-attr]
     now_s = 100.51
-    assert answers.once("a", "q", "", decide).is_first  # type: ignore[union-attr]
+    assert answers.once("a", "q", "", decide, undo).is_first  # type: ignore[union-attr]
 
 
 def test_an_answer_that_fails_or_denies_is_not_remembered() -> None:
     answers = FirstAnswers()
 
-    def fail(replaced: Any) -> Any:
+    def fail(*arguments: Any) -> Any:
         raise LookupError("nothing")
 
     for _ in range(2):
         with pytest.raises(LookupError):
-            answers.once("a", "q", "", fail)
+            answers.once("a", "q", "", fail, fail)
         for answer in (None, "why", Decided(False, [None])):
-            assert answers.once("a", "q", "", lambda replaced, answer=answer: (answer, 1e9)) is answer
+            assert answers.once("a", "q", "", lambda answer=answer: (answer, 1e9), fail) is answer
     allowed = Decided(True, [])
-    assert answers.once("a", "other", "", lambda replaced: (allowed, 1e9)) == allowed
+    assert answers.once("a", "other", "", lambda: (allowed, 1e9), fail) == allowed
 
 
 def test_a_lease_is_forgotten_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

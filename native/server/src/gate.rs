@@ -6,8 +6,8 @@
 //! A question that waits until too little of its time is left isn't asked any more. If more questions come than Redis
 //! answers, each thread would otherwise be busy with one that is late in the end: all would be denied, and charged.
 //!
-//! What becomes of earlier replies has a channel of its own, which comes before that of new questions: a lease isn't
-//! lost because others ask too much.
+//! What becomes of earlier replies has a channel of its own, which comes before that of new questions in seven of eight
+//! turns: a lease isn't lost because others ask too much.
 //!
 //! Nobody waits for the charges of rules in the shadow. They have a channel of their own, to which a thread comes when
 //! no question waits: so they delay a question by one call of Redis at most.
@@ -41,6 +41,10 @@ const MOST_WAITING: usize = 1024;
 const MOST_BYTES: usize = 64 << 20;
 /// Bytes of all charges of rules in the shadow that wait. They take no room from questions.
 const MOST_SHADOW_BYTES: usize = 16 << 20;
+/// Bytes of all that becomes of earlier replies. Questions leave it its room.
+const MOST_FOLLOW_UP_BYTES: usize = 4 << 20;
+/// Of so many turns of a thread one is for a question, whatever becomes of earlier replies meanwhile.
+const TURNS: usize = 8;
 /// Bytes that a field, an entry of a descriptor or a charge takes beside its text.
 pub const PIECE: usize = 128;
 const REASONS: [&str; 3] = ["full", "late", "failed"];
@@ -361,6 +365,8 @@ pub struct Gate {
     bytes: Arc<AtomicUsize>,
     /// Of charges of rules in the shadow.
     shadow_bytes: Arc<AtomicUsize>,
+    /// Of what becomes of earlier replies.
+    follow_up_bytes: Arc<AtomicUsize>,
     turns: Turns,
     /// To be released once more.
     unreleased: std::sync::Mutex<Vec<Unreleased>>,
@@ -376,6 +382,7 @@ impl Gate {
             unanswered: Default::default(),
             bytes: Arc::default(),
             shadow_bytes: Arc::default(),
+            follow_up_bytes: Arc::default(),
             turns: Turns::default(),
             unreleased: std::sync::Mutex::default(),
         }
@@ -416,16 +423,16 @@ impl Gate {
             any.recv(asks);
         }
         Python::attach(|py| {
-            loop {
+            for turn in (0..TURNS).cycle() {
                 if let Ok(unreleased) = releases.try_recv() {
                     if let Some(unreleased) = unreleased.release(py) {
                         self.unreleased().push(unreleased);
                     }
                     continue;
                 }
+                let (first, second) = if turn == 0 { (questions, follow_ups) } else { (follow_ups, questions) };
                 // They all end at once.
-                let next = follow_ups.try_recv().or_else(|_| questions.try_recv()).or_else(|_| shadows.try_recv());
-                match next {
+                match first.try_recv().or_else(|_| second.try_recv()).or_else(|_| shadows.try_recv()) {
                     Ok(Waiting { ask, _bytes }) => ask(py),
                     Err(TryRecvError::Disconnected) => return,
                     Err(TryRecvError::Empty) => {
@@ -473,7 +480,8 @@ impl Asking {
     pub async fn charge(&self, question: Question, size: usize, since: Instant) -> Result<Charged, Undecided> {
         let (size, asking) = (size + question.size(), self.clone());
         let turn = question.again.as_ref().map(|again| self.gate.turns.of(&again.id));
-        let reply = self.reply(&self.questions, size, turn, since, move |py| {
+        let bytes = Bytes::new(&self.gate.bytes, size, MOST_BYTES);
+        let reply = self.reply(&self.questions, bytes, turn, since, move |py| {
             let charged = Some(question.charged(py)?);
             Ok(Unread { charged, question, asking })
         });
@@ -488,10 +496,11 @@ impl Asking {
 
     /// Do something with what an earlier reply has named.
     pub async fn follow_up(&self, charging: Arc<Charging>, what: Followup, id: String) -> Done {
-        let (size, turn) = (2 * id.len() + PIECE, Some(self.gate.turns.of(&id)));
+        let bytes = Bytes::new(&self.gate.follow_up_bytes, 2 * id.len() + PIECE, MOST_FOLLOW_UP_BYTES);
+        let turn = Some(self.gate.turns.of(&id));
         let is_asked = Arc::new(AtomicBool::new(false));
         let asked = Arc::clone(&is_asked);
-        let reply = self.reply(&self.follow_ups, size, turn, Instant::now(), move |py| {
+        let reply = self.reply(&self.follow_ups, bytes, turn, Instant::now(), move |py| {
             asked.store(true, Ordering::Relaxed);
             charging.done(py, what, &id)
         });
@@ -553,13 +562,13 @@ impl Asking {
     async fn reply<T: Send + 'static>(
         &self,
         asks: &Sender<Waiting>,
-        size: usize,
+        bytes: Option<Bytes>,
         turn: Option<Arc<Mutex<()>>>,
         since: Instant,
         ask: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
     ) -> Result<T, Unanswered> {
         static REPORTS: Seldom = Seldom::new();
-        let bytes = Bytes::new(&self.gate.bytes, size, MOST_BYTES).ok_or(Unanswered::Full)?;
+        let bytes = bytes.ok_or(Unanswered::Full)?;
         let turn = match turn {
             None => None,
             Some(turn) => Some(turn.lock_owned().await),

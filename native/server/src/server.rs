@@ -273,8 +273,10 @@ pub fn run(
         ended = ended.and(result);
     }
     let left = || options.drain.saturating_sub(stopped_at.elapsed());
-    // The threads of the gate end without those that ask them.
-    drop(asking);
+    // Before the threads of the gate end, as they do without those that ask them.
+    if let Some(asking) = asking {
+        asking.release_again();
+    }
     if let Some(ending) = ending {
         ending.wait(left());
     }

@@ -92,9 +92,7 @@ class Charging:
     def ask_once(self, request_id: str, question: str, method: str, arguments: list[Any]) -> Answer:
         """The answer of a method, which decides a question with this id once."""
 
-        def decide(replaced: Decided | None) -> tuple[Answer, float]:
-            if replaced is not None and not self._undo(replaced):
-                return None, 0.0
+        def decide() -> tuple[Answer, float]:
             answer = getattr(self, method)(*arguments)
             if not isinstance(answer, Decided) or answer.lease is None:
                 return answer, math.inf
@@ -105,7 +103,7 @@ class Charging:
         uses: list[Use] = arguments[0]
         # Another version of the rules may have other limits by the same numbers.
         charged = repr([(self._limiters[number], key, cost) for number, key, cost in uses])
-        return self._remembered.answers.once(request_id, question, charged, decide)
+        return self._remembered.answers.once(request_id, question, charged, decide, self._undo)
 
     def give_back(self, charge: str) -> bool | None:
         """Give a charge back: whether it is known, which it is once. None: nobody knows whether it has come back."""
@@ -126,12 +124,14 @@ class Charging:
             return False
         begun_s = time.monotonic()
         each_held = self._each_held(held, lambda one: one.renewing())
-        if each_held is None:
-            return None
-        if not all(each_held):
-            # Of several limits, some may still hold.
-            return None if self.release(lease) is None else False
+        # Of several limits, some may still hold.
+        is_lost = each_held is not None and not all(each_held)
+        if is_lost and self.release(lease) is not None:
+            return False
+        # Redis may have begun it anew, also if nobody knows.
         self._remembered.leases.restart(lease, held)
+        if is_lost or each_held is None:
+            return None
         self._remembered.answers.prolong(lease, begun_s + held.lasts_s)
         return True
 

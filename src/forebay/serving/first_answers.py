@@ -5,11 +5,11 @@ Each server remembers its own. One that is forgotten, as others have taken its r
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from forebay.serving.decided import Answer, Decided
@@ -21,10 +21,10 @@ _LASTS_S: Final = 300.0
 _MOST_BYTES: Final = 64 << 20
 """Of all answers, about."""
 _OF_ANSWER: Final = 1024
-_OF_DECISION: Final = 192
+_OF_DECISION: Final = 224
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class _Known:
     digests: tuple[bytes, bytes]
     """The digest of the question, and that of what it was charged to."""
@@ -51,12 +51,18 @@ class FirstAnswers:
         self._bytes = 0
 
     def once(
-        self, request_id: str, question: str, charged: str, decide: Callable[[Decided | None], tuple[Answer, float]]
+        self,
+        request_id: str,
+        question: str,
+        charged: str,
+        decide: Callable[[], tuple[Answer, float]],
+        undo: Callable[[Decided], bool],
     ) -> Answer:
         """The answer to a question: the first one that has allowed it, or that of `decide`, and how long that lasts.
 
         `charged`: what the limits are. If other limits are charged by now, as rules change, the question is decided
-        anew: `decide` gets the answer that it replaces. Questions with one id come one after the other.
+        anew: before, `undo` gives back what the first answer has taken. None if it can't for sure: then the next
+        repetition begins with that. Questions with one id come one after the other.
         """
         digests = _digest(question), _digest(charged)
         begun_s = time.monotonic()
@@ -66,12 +72,13 @@ class FirstAnswers:
             return known.answer.given_again()
         if known is not None and known.digests[0] != digests[0]:
             return f"the request_id {request_id!r} was that of another question"
-        answer, lasts_s = decide(None if known is None else known.answer)
+        if known is not None and not undo(known.answer):
+            # It is never given again, as a part of it may have come back: no limits have this digest.
+            self._put(request_id, dataclasses.replace(known, digests=(digests[0], b"")))
+            return None
+        answer, lasts_s = decide()
         if isinstance(answer, Decided) and answer.allowed:
             self._add(request_id, digests, answer, begun_s, lasts_s)
-        elif known is not None and answer is None:
-            # It may have taken what has yet to be given back.
-            self._put(request_id, known)
         return answer
 
     def prolong(self, name: str, until_s: float) -> None:
