@@ -1049,8 +1049,10 @@ def test_the_bytes_of_questions_that_wait_have_a_bound(tmp_path: Path, way: str)
         until(lambda: unanswered(server)["full"] > before, "there is no room for small ones")
         # What becomes of earlier replies has room.
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        refund = pool.submit(server.ask, "refund", charge="a" * 60_000)
+        refund = pool.submit(server.ask, "refund", charge="a" * 64)
         assert wait([refund], timeout=0.5).not_done
+        # So long an id is none of a charge.
+        assert server.ask("refund", charge="a" * 65)["refunded"] is False
         server.kill()
         assert refund.exception() is not None
         for call in asking:

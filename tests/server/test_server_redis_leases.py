@@ -401,7 +401,8 @@ def test_a_lease_that_redis_may_have_renewed_can_be_released(
         mixed = add([Fake(True, None, True), Fake(False, False, False)], ["a", "b"], 2, 100.0)
         now_s += 60
         assert [charging.renew(lease) for lease in (renewed, mixed)] == [None, None]
-        now_s += 60
+        # Redis may have renewed it just before its end.
+        now_s += 130
         assert [charging.release(lease) for lease in (renewed, mixed, lost, kept)] == [True, True, False, False]
 
 
@@ -779,9 +780,12 @@ def test_a_lease_that_is_renewed_at_its_end_is_kept() -> None:
     held = leases.get(lease)
     # A renewal may be under way.
     assert held is not None
-    leases.remove(lease)
-    leases.restart(lease, held)
+    assert leases.restart(lease, held, 1e9)
     assert leases.get(lease) is held
+    # One that was released meanwhile isn't held again.
+    leases.remove(lease)
+    assert not leases.restart(lease, held, 1e9)
+    assert leases.get(lease) is None
 
 
 def test_the_bytes_of_leases_have_a_bound() -> None:

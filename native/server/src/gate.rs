@@ -43,7 +43,9 @@ const MOST_BYTES: usize = 64 << 20;
 const MOST_SHADOW_BYTES: usize = 16 << 20;
 /// Bytes of all that becomes of earlier replies. Questions leave it its room.
 const MOST_FOLLOW_UP_BYTES: usize = 4 << 20;
-/// Of so many turns of a thread one is for a question, whatever becomes of earlier replies meanwhile.
+/// Bytes of the id of a charge or a lease, at most.
+const LONGEST_ID: usize = 64;
+/// Of so many turns of a thread one is for a question, if one waits.
 const TURNS: usize = 8;
 /// Bytes that a field, an entry of a descriptor or a charge takes beside its text.
 pub const PIECE: usize = 128;
@@ -424,15 +426,20 @@ impl Gate {
         }
         Python::attach(|py| {
             for turn in (0..TURNS).cycle() {
+                if turn == 0
+                    && let Ok(Waiting { ask, _bytes }) = questions.try_recv()
+                {
+                    ask(py);
+                    continue;
+                }
                 if let Ok(unreleased) = releases.try_recv() {
                     if let Some(unreleased) = unreleased.release(py) {
                         self.unreleased().push(unreleased);
                     }
                     continue;
                 }
-                let (first, second) = if turn == 0 { (questions, follow_ups) } else { (follow_ups, questions) };
                 // They all end at once.
-                match first.try_recv().or_else(|_| second.try_recv()).or_else(|_| shadows.try_recv()) {
+                match follow_ups.try_recv().or_else(|_| questions.try_recv()).or_else(|_| shadows.try_recv()) {
                     Ok(Waiting { ask, _bytes }) => ask(py),
                     Err(TryRecvError::Disconnected) => return,
                     Err(TryRecvError::Empty) => {
@@ -496,6 +503,9 @@ impl Asking {
 
     /// Do something with what an earlier reply has named.
     pub async fn follow_up(&self, charging: Arc<Charging>, what: Followup, id: String) -> Done {
+        if id.len() > LONGEST_ID {
+            return Done::Unknown;
+        }
         let bytes = Bytes::new(&self.gate.follow_up_bytes, 2 * id.len() + PIECE, MOST_FOLLOW_UP_BYTES);
         let turn = Some(self.gate.turns.of(&id));
         let is_asked = Arc::new(AtomicBool::new(false));

@@ -128,12 +128,13 @@ class Charging:
         is_lost = each_held is not None and not all(each_held)
         if is_lost and self.release(lease) is not None:
             return False
-        # Redis may have begun it anew, also if nobody knows.
-        self._remembered.leases.restart(lease, held)
         if is_lost or each_held is None:
+            # Redis may begin it anew, as late as at its end.
+            self._remembered.leases.restart(lease, held, 2 * held.lasts_s)
             return None
+        is_known = self._remembered.leases.restart(lease, held, held.lasts_s)
         self._remembered.answers.prolong(lease, begun_s + held.lasts_s)
-        return True
+        return is_known
 
     def release(self, lease: str) -> bool | None:
         """Give the permits of a lease back: whether any were held. None: nobody knows, and it may be asked again."""

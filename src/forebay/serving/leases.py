@@ -22,7 +22,7 @@ _SWEEP_AT_LEAST: Final = 1024
 _SWEEP_EVERY_S: Final = 1.0
 """If there is no room. O(leases)."""
 _GRACE_S: Final = 10.0
-"""After the end of a lease. A renewal may be under way then."""
+"""After the end of a lease. A renewal may be under way then, and ends before."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,9 @@ class HeldLeases:
         texts = [text for key in keys for text in (key if isinstance(key, tuple) else (key,))]
         # The limiter has a key, and Redis may have it, too.
         size = _OF_LEASE + _OF_LIMIT * len(leases) + _OF_PERMIT * permits + 2 * sum(map(len, texts))
-        self._put(lease, HeldPermits(leases, lasts_s, size, time.monotonic() + lasts_s))
+        with self._lock:
+            self._by_id[lease] = HeldPermits(leases, lasts_s, size, time.monotonic() + lasts_s)
+            self._bytes += size
         return lease
 
     def get(self, lease: str) -> HeldPermits | None:
@@ -73,21 +75,18 @@ class HeldLeases:
             held = self._by_id.get(lease)
             return held if held is not None and not held.is_over(time.monotonic()) else None
 
-    def restart(self, lease: str, held: HeldPermits) -> None:
-        """The lease begins anew."""
-        held.end_s = time.monotonic() + held.lasts_s
-        self._put(lease, held)
+    def restart(self, lease: str, held: HeldPermits, lasts_s: float) -> bool:
+        """The lease begins anew, and lasts so long. False if it is over meanwhile."""
+        with self._lock:
+            is_known = self._by_id.get(lease) is held
+            if is_known:
+                held.end_s = time.monotonic() + lasts_s
+            return is_known
 
     def remove(self, lease: str) -> None:
         """The lease is over."""
         with self._lock:
             self._pop(lease)
-
-    def _put(self, lease: str, held: HeldPermits) -> None:
-        with self._lock:
-            self._pop(lease)
-            self._by_id[lease] = held
-            self._bytes += held.size
 
     def _pop(self, lease: str) -> None:
         held = self._by_id.pop(lease, None)
