@@ -29,7 +29,8 @@ if not IS_PURE and sys.implementation.name != "cpython":
     raise SystemExit(f"forebay supports CPython on Linux, not {sys.implementation.name}; {ASK}")
 
 PACKAGE = Path("src/forebay")
-OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
+# ``ci/wheels`` sets it.
+OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else [os.environ.get("FOREBAY_OPTIMIZE", "-O3")]
 # Modules that no decision of a host runs through are compiled to be small: a wheel has more code than anything else.
 SMALL = ["-Os"] if OPTIMIZE else []
 SELDOM_RUN = {
