@@ -78,6 +78,7 @@ struct Gate {
 impl Gate {
     #[new]
     #[pyo3(signature = (document, limiters, charging, *, books, threads, within_s, takes_s))]
+    #[allow(clippy::too_many_arguments)] // They are keywords.
     fn new(
         py: Python<'_>,
         document: &str,
