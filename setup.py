@@ -29,7 +29,7 @@ if not IS_PURE and sys.implementation.name != "cpython":
     raise SystemExit(f"forebay supports CPython on Linux, not {sys.implementation.name}; {ASK}")
 
 PACKAGE = Path("src/forebay")
-# ``ci/wheels`` sets it.
+# ``ci/wheels`` sets FOREBAY_OPTIMIZE for wheels that would be too large.
 OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else [os.environ.get("FOREBAY_OPTIMIZE", "-O3")]
 # Modules that no decision of a host runs through are compiled to be small: a wheel has more code than anything else.
 SMALL = ["-Os"] if OPTIMIZE else []
@@ -41,7 +41,7 @@ SELDOM_RUN = {
     *(PACKAGE / "tuning" / name for name in ("replay.pyx", "requests.pyx")),
     *(PACKAGE / "redis/transport" / name for name in ("replies.pyx", "timed_socket.pyx")),
 }
-# Those in which a call does more than a decision lose 0 to 3 % with -O2, and are smaller.
+# The modules of larger limiters lose 0 to 3 % of their speed with -O2, and are smaller.
 MODERATE = ["-O2"] if OPTIMIZE else []
 LARGE = {
     *PACKAGE.glob("core/synced/*.pyx"),

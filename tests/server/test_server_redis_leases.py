@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -329,20 +329,26 @@ ANOTHER = (
 )
 
 
+def fail(*arguments: Any) -> Any:
+    raise StoreUnavailable("nobody answers")
+
+
+@contextlib.contextmanager
+def three_limits(redis: RedisServer, folder: Path) -> Iterator[tuple[Any, ...]]:
+    """What charges limits, and a use of each: permits, and two rates."""
+    file = folder / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD}{ANOTHER}")
+    with RedisStore(redis.url, timeout=60) as store:
+        charging = cast(Any, plan_of(file, store, holds_permits=True)).charging
+        names = [limiter.name for limiter in charging._limiters]
+        yield charging, *((names.index(name), JOB["client"], 1) for name in ("jobs", "started", "other"))
+
+
 @pytest.mark.parametrize("left", ["permits", "charge"])
 def test_an_answer_is_replaced_once_it_is_given_back(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    file = tmp_path / "limits.toml"
-    file.write_text(f"version = 1\n{PROXIES}{HELD}{ANOTHER}")
-
-    def fail(*arguments: Any) -> Any:
-        raise StoreUnavailable("nobody answers")
-
-    with RedisStore(redis.url, timeout=60) as store:
-        charging = cast(Any, plan_of(file, store, holds_permits=True)).charging
-        names = [limiter.name for limiter in charging._limiters]
-        jobs, started, other = [(names.index(name), JOB["client"], 1) for name in ("jobs", "started", "other")]
+    with three_limits(redis, tmp_path) as (charging, jobs, started, other):
 
         def ask(*uses: Any) -> Any:
             return charging.ask_once("a", "q", "hold", [list(uses), None, True])
@@ -367,16 +373,7 @@ def test_an_answer_is_replaced_once_it_is_given_back(
 def test_an_answer_that_was_given_back_is_not_given_again(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "limits.toml"
-    file.write_text(f"version = 1\n{PROXIES}{HELD}{ANOTHER}")
-
-    def fail(*arguments: Any) -> Any:
-        raise StoreUnavailable("nobody answers")
-
-    with RedisStore(redis.url, timeout=60) as store:
-        charging = cast(Any, plan_of(file, store, holds_permits=True)).charging
-        names = [limiter.name for limiter in charging._limiters]
-        jobs, started, other = [(names.index(name), JOB["client"], 1) for name in ("jobs", "started", "other")]
+    with three_limits(redis, tmp_path) as (charging, jobs, started, other):
         first = charging.ask_once("a", "q", "hold", [[jobs, started], None, True])
         with monkeypatch.context() as patch:
             patch.setattr(charging, "_hold", fail)
@@ -549,6 +546,22 @@ def test_permits_that_nobody_has_are_released_until_redis_replies(tmp_path: Path
         assert [server.said(), server.said()] == ["released a lease"] * 2
         server.process.terminate()
         assert server.process.communicate(timeout=60)[0] == ""
+
+
+class LateServerOfOneThread(LateServer):
+    CODE = LateServer.CODE.replace("threads=2, within_s", "threads=1, within_s")
+
+
+def test_permits_that_nobody_has_are_released_once_more_at_the_end(tmp_path: Path) -> None:
+    with LateServerOfOneThread(tmp_path, within_s=0.5) as server:
+        assert server.ask("acquire", uri="/", headers={"user": "/hang"})["status"] == 503
+        assert server.said() == "hanging"
+        server.go_on()
+        assert server.said() == "released a lease"
+        # The thread is done with that.
+        until(lambda: server.get("/auth/envoy/", {"user": "b"})[0] == 200, "the gate goes on")
+        server.process.terminate()
+        assert server.process.communicate(timeout=60)[0] == "released a lease\n"
 
 
 def test_questions_with_one_id_take_one_thread(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@
 //! A question that waits until too little of its time is left isn't asked any more. If more questions come than Redis
 //! answers, each thread would otherwise be busy with one that is late in the end: all would be denied, and charged.
 //!
-//! What becomes of earlier replies has a channel of its own, which comes before that of new questions in seven of eight
+//! Refunds, renewals and releases have a channel of their own, which comes before that of questions in seven of eight
 //! turns: a lease isn't lost because others ask too much.
 //!
 //! Nobody waits for the charges of rules in the shadow. They have a channel of their own, to which a thread comes when
@@ -41,11 +41,11 @@ const MOST_WAITING: usize = 1024;
 const MOST_BYTES: usize = 64 << 20;
 /// Bytes of all charges of rules in the shadow that wait. They take no room from questions.
 const MOST_SHADOW_BYTES: usize = 16 << 20;
-/// Bytes of all that becomes of earlier replies. Questions leave it its room.
+/// Bytes of all refunds, renewals and releases that wait. Questions leave them their room.
 const MOST_FOLLOW_UP_BYTES: usize = 4 << 20;
 /// Bytes of the id of a charge or a lease, at most.
 const LONGEST_ID: usize = 64;
-/// Of so many turns of a thread one is for a question, if one waits.
+/// A thread takes a question first in one of so many turns.
 const TURNS: usize = 8;
 /// Bytes that a field, an entry of a descriptor or a charge takes beside its text.
 pub const PIECE: usize = 128;
@@ -367,7 +367,7 @@ pub struct Gate {
     bytes: Arc<AtomicUsize>,
     /// Of charges of rules in the shadow.
     shadow_bytes: Arc<AtomicUsize>,
-    /// Of what becomes of earlier replies.
+    /// Of refunds, renewals and releases.
     follow_up_bytes: Arc<AtomicUsize>,
     turns: Turns,
     /// To be released once more.

@@ -22,7 +22,7 @@ _SWEEP_AT_LEAST: Final = 1024
 _SWEEP_EVERY_S: Final = 1.0
 """If there is no room. O(leases)."""
 _GRACE_S: Final = 10.0
-"""After the end of a lease. A renewal may be under way then, and ends before."""
+"""A lease is known for so long after its end: a renewal may be under way then."""
 
 
 @dataclass(slots=True)
