@@ -6,8 +6,9 @@ use crate::answers::{self, Fields};
 use crate::capi::{Decision, MOST_LIMITS};
 use crate::charging::Decided;
 use crate::decide::{Mode, Outcome, Use, Uses, Worker};
-use crate::gate::{Again, Asking, How, Once, Question, Undecided};
+use crate::gate::Asking;
 use crate::holding::TooFew;
+use crate::question::{Again, How, Once, Question, Undecided};
 use crate::request::Asked;
 
 /// What Python is to be asked about requests.

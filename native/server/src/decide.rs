@@ -10,10 +10,10 @@ use crate::answers::{self, Answer, Fields, Limit};
 use crate::capi::{self, Decision, Failure, Key, MOST_LIMITS, Thread};
 use crate::charging::{Charge, Decided, Once};
 use crate::client::UnknownPeer;
-use crate::gate::Charging;
 use crate::holding::Held;
 use crate::keys::PREFLIGHT;
 use crate::plan::{Ban, Override, Place, Plan, Rule};
+use crate::question::Charging;
 use crate::report::Seldom;
 use crate::request::Asked;
 

@@ -42,6 +42,7 @@ mod mutations;
 mod objects;
 mod plan;
 mod python;
+mod question;
 mod readings;
 mod refunds;
 mod report;

@@ -24,9 +24,9 @@ use hyper::{Request, Response, StatusCode, Version};
 use tonic::server::Grpc;
 use tonic::{Code, Status};
 
-use crate::gate;
 use crate::gated::Gated;
 use crate::http::{Answering, Serving};
+use crate::question;
 use codec::Prost;
 use health::Watch;
 pub use health::Watchers;
@@ -154,14 +154,14 @@ async fn call_by_gate(gated: &Gated, peer: Option<IpAddr>, head: &Parts, data: &
             Err(status) => Err(status),
             Ok(asked) => {
                 // The message is held as it was sent, and as it is read.
-                let size = 2 * data.len() + gate::size_of_fields(fields);
+                let size = 2 * data.len() + question::size_of_fields(fields);
                 rate_limit::should_rate_limit_by_gate(gated, peer, &asked, size).await
             }
         }),
         Ok((AUTHORIZATION, _)) => unary::reply_of(match unary::message_in(fields, data) {
             Err(status) => Err(status),
             Ok(asked) => {
-                let size = data.len() + gate::size_of_fields(fields);
+                let size = data.len() + question::size_of_fields(fields);
                 authorization::check_by_gate(gated, peer, asked, size).await
             }
         }),
