@@ -40,14 +40,14 @@ class Store:
     `on_full` decides for a new key when there is no free cell near its place. With up to `keys` live keys that happens
     in fewer than one insertion of 10,000. ``"evict"`` forgets the neighbour that has used least of its limit, and of
     several the one that expires first; ``"deny"`` denies the request and ``"allow"`` allows it. Left out, it is
-    ``"deny"`` for ``MinInterval``, whose keys have all used their limit, and ``"evict"`` for the others. Each such
-    decision is counted. Each process has its own `on_full`.
+    ``"deny"`` for limits that one request uses up, whose keys are all at their limit, and ``"evict"`` for the others.
+    These limits are ``MinInterval``, limits of one permit and ``TokenBucket(initial=1)``. Each such decision is
+    counted. Each process has its own `on_full`.
 
     With ``"evict"``, a flood of keys that come once never resets a key at its limit. To reset one, a flood must use
     about as much of each of its keys: some hundred permits per cell for a limit of 100. Cheaper is only a flood against
-    a ``MinInterval`` or another limit of one permit, against a ``TokenBucket`` with a low ``initial``, against a
-    ``SlidingWindow`` whose key has not come in this window yet, and between limiters of one store that forget at
-    different times. If clients can make up keys, use ``"deny"``, a separate store, or a second limit by something that
+    a limit that one request uses up, against a ``TokenBucket`` with a low ``initial``, against a ``SlidingWindow``
+    whose key has not come in this window yet, and between limiters of one store that forget at different times. If clients can make up keys, use ``"deny"``, a separate store, or a second limit by something that
     they can't make up. docs/operations/capacity.md has the figures.
 
     `clock` is ``"monotonic"``, the host's clock; a ``forebay.testing.ManualClock``; or ``"time"``, Python's

@@ -16,9 +16,9 @@ the table has cells:
 * ``align="first"`` and ``align="stagger"``: the state tells how many bits the count has, up to 7. So a flood must use
   64 permits of each of its keys, or for a smaller limit at least half as many as the key at its limit.
 
-Some floods are cheaper still. In a minimum interval each live key has used all of its limit. A sliding window that has
-not been used in this window yet, and limiters of one store that forget at different times, are ordered by the last use:
-there newcomers outlast a key with one request each.
+Some floods are cheaper still. If one request uses up a limit, each live key has used all of it: so without an `on_full`
+such limits deny. A sliding window that has not been used in this window yet, and limiters of one store that forget at
+different times, are ordered by the last use: there newcomers outlast a key with one request each.
 """
 
 from __future__ import annotations
@@ -292,6 +292,9 @@ ORDERED_BY_USE: Final = [
         LIMIT,
     ),
 ]
+INITIAL: Final = Kind(
+    "token bucket, initial", lambda store, limit: TokenBucket(store, LIMITER, "100/hour", initial=limit)
+)
 MIN_INTERVAL: Final = Kind("minimum interval", lambda store, limit: MinInterval(store, LIMITER, "1 hour"))
 
 FILLS: Final = (0.0, 0.4, 0.76)
@@ -510,10 +513,15 @@ def test_how_many_keys_that_come_once_reset_one_of_a_minimum_interval(fill: floa
         record_after(record, f"{MIN_INTERVAL.name}, {fill:.0%} full", after)
 
 
-def test_a_minimum_interval_denies_new_keys_unless_the_store_says_otherwise() -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [MIN_INTERVAL, INITIAL, *ORDERED_BY_EXPIRY, *(ordered.kind for ordered in ORDERED_BY_USE)],
+    ids=lambda kind: kind.name,
+)
+def test_a_limit_that_one_request_uses_up_denies_new_keys_unless_the_store_says_otherwise(kind: Kind) -> None:
     clock = ManualClock(START_S)
     with Store.private(keys=1, clock=clock) as store:
-        limiter = MinInterval(store, LIMITER, "1 hour")
+        limiter = kind.make(store, 1)
         use_up(limiter, VICTIMS)
         assert Flood(limiter, clock).until_reset(limiter, VICTIMS) == []
         total = store.stats().total

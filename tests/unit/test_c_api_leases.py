@@ -193,7 +193,10 @@ def test_a_full_limiter_decides_by_its_policy(clock: ManualClock, on_full: Any) 
 
 
 def test_a_lease_of_an_evicted_key_is_renewed_only_where_its_key_is() -> None:
-    with Store.private(keys=1) as store, Handle(limiter := Concurrency(store, "c", 1, lease=HOUR, keys=8)) as handle:
+    with (
+        Store.private(keys=1, on_full="evict") as store,
+        Handle(limiter := Concurrency(store, "c", 1, lease=HOUR, keys=8)) as handle,
+    ):
         thread = handle.attach()
         statuses = set()
         for i in range(40):

@@ -12,9 +12,11 @@ from forebay import (
     BucketedWindow,
     Concurrency,
     FixedWindow,
+    LeakyBucket,
     LimiterStats,
     MinInterval,
     SlidingLog,
+    SlidingWindow,
     Store,
     TokenBucket,
 )
@@ -126,13 +128,39 @@ def test_concurrency_limit_flags_every_answer_of_a_full_store(clock: ManualClock
         assert not any(answer.full for answer in (limiter.acquire(0), limiter.hit(0), limiter.reserve(0)))
 
 
+ONE_REQUEST_USES_UP: dict[str, Callable[[Store], Any]] = {
+    "minimum interval": lambda store: MinInterval(store, "one", "1 hour"),
+    "token bucket": lambda store: TokenBucket(store, "one", "9/hour", burst=1),
+    "token bucket, initial": lambda store: TokenBucket(store, "one", "9/hour", initial=1),
+    "token bucket, intervals": lambda store: TokenBucket(store, "one", "1/hour", refill="interval"),
+    "leaky bucket": lambda store: LeakyBucket(store, "one", "9/hour", 1),
+    "fixed window": lambda store: FixedWindow(store, "one", "1/hour"),
+    "fixed window, first": lambda store: FixedWindow(store, "one", "1/hour", align="first"),
+    "fixed window, stagger": lambda store: FixedWindow(store, "one", "1/hour", align="stagger"),
+    "fixed window, calendar": lambda store: FixedWindow(store, "one", "1/year", align="calendar", timezone="UTC"),
+    "sliding window": lambda store: SlidingWindow(store, "one", "1/hour"),
+    "sliding log": lambda store: SlidingLog(store, "one", "1/hour", keys=1),
+    "bucketed window": lambda store: BucketedWindow(store, "one", "1/hour", keys=1),
+    "concurrency": lambda store: Concurrency(store, "one", 1, lease="1 hour", keys=1),
+}
+
+
 @pytest.mark.parametrize("on_full", [None, "evict", "deny", "allow"])
-def test_a_minimum_interval_evicts_only_if_told_to(clock: ManualClock, on_full: Any) -> None:
+@pytest.mark.parametrize("make", ONE_REQUEST_USES_UP.values(), ids=ONE_REQUEST_USES_UP)
+def test_a_limit_that_one_request_uses_up_evicts_only_if_told_to(
+    clock: ManualClock, make: Callable[[Store], Any], on_full: Any
+) -> None:
     with Store.private(keys=1, on_full=on_full, clock=clock) as store:
-        gap = MinInterval(store, "gap", "1 hour")
-        passed = gap.allow_many(CROWD)
-        assert all(passed) == (on_full in {"evict", "allow"})
-        assert (store.stats().total.evicted > 0) == (on_full == "evict")
+        limiter = make(store)
+        answers = [limiter.hit(key) for key in CROWD]
+        total = store.stats().total
+        assert [answer.reason for answer in answers].count("no room") == (total.full if on_full != "allow" else 0)
+        assert (total.full > 0) == (on_full != "evict")
+        assert (total.evicted > 0) == (on_full == "evict")
+        if on_full is None:
+            # Each key that found room is at its limit still.
+            known = [key for key, answer in zip(CROWD, answers, strict=True) if answer]
+            assert {limiter.hit(key).reason for key in known} == {"limit"}
         # Others evict unless the store says otherwise.
         assert all(TokenBucket(store, "bucket", "9/hour").allow_many(CROWD)) == (on_full != "deny")
 

@@ -66,7 +66,7 @@ def test_returning_keys_of_a_limiter_with_memory_of_its_own_find_their_cells(clo
 
 def test_the_longest_expired_goes_first(clock: ManualClock) -> None:
     """A store that holds no empty cell any more: keys of long ago give way, and the others are found again."""
-    with Store.private(keys=KEYS, clock=clock) as store:
+    with Store.private(keys=KEYS, on_full="evict", clock=clock) as store:
         bucket = TokenBucket(store, "api", "1/minute")
         long_ago, lately, newcomers = range(4000), range(4000, 8000), range(8000, 10_000)
         in_a_batch(bucket, long_ago)

@@ -182,7 +182,7 @@ cdef class Permits(Limiter):
         # Other hosts have leases of their own length.
         self.longest_closed_ns = 2 * (self.unit.longest_ns + self.reset_ns) + <uint64_t>120_000_000_000
         self.register(
-            terms.host_algorithm, b"leased %d %d %b" % (self.unit.low_bits, self.clock_shift, terms.encoding))
+            terms.host_algorithm, b"leased %d %d %b" % (self.unit.low_bits, self.clock_shift, terms.encoding), 0)
 
     @cython.binding(False)
     def __init__(self, store, name, terms):

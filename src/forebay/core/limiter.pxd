@@ -113,7 +113,7 @@ cdef class Limiter(Reservable):
     cdef int number                          # position in the segment's list of limiters
     cdef object __weakref__
 
-    cdef int register(self, uint32_t algorithm, bytes encoding) except -1
+    cdef int register(self, uint32_t algorithm, bytes encoding, uint64_t most) except -1
     cdef int note_name(self, uint32_t algorithm, bytes encoding) except -1
     cdef ForebayLine* attach_process(self) except NULL
     cdef int attach_shared_line(self, ForebayLine* line) except -1

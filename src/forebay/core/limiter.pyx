@@ -9,7 +9,7 @@ from forebay.core.table.native cimport (
     store_relaxed,
 )
 from forebay.core.table.segment_view cimport Segment
-from forebay.core.table.table cimport Events
+from forebay.core.table.table cimport DENY, Events
 from forebay.core.table.threads cimport generation_counter, join_threads
 
 import sys
@@ -95,13 +95,17 @@ cdef class Limiter(Reservable):
     def __dealloc__(self):
         free_lines(&self.lines)
 
-    cdef int register(self, uint32_t algorithm, bytes encoding) except -1:
+    cdef int register(self, uint32_t algorithm, bytes encoding, uint64_t most) except -1:
         """Take a number in the segment's list of limiters. Constructors call this last: invalid parameters take none.
 
         `algorithm` is one of the `ALGORITHM_*` numbers: counters are kept by name and algorithm.
         `encoding` identifies the format of states and is part of the keys' hash. So a limiter of the same name with
         another format starts afresh instead of misreading states.
+        `most` is how many permits a fresh key has. With one, one request uses up a key's limit, so no live key has used
+        less than another: then a full table denies a new key, unless the store has an `on_full`.
         """
+        if most == 1 and self.store.on_full is None:
+            self.table.on_full = DENY
         name = encode_limiter_name(self.name)
         self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)
         self.number = self.store.attachment.limiter_number(self.name, algorithm)

@@ -117,7 +117,7 @@ class BucketedWindow(CellLimiter):
         self.algorithm = Bucketed(self.params)
         encoding = f"bucketed {period_ns} {buckets}"
         self.keys = self.open_extent(encoding, shape)
-        self.register("BucketedWindow", encoding)
+        self.register("BucketedWindow", encoding, limit)
 
     @staticmethod
     def bytes_needed(buckets: int = 60, *, keys: int | None = None) -> int:

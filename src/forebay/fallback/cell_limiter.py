@@ -119,8 +119,6 @@ class CellLimiter(Limiter):
 
     params: LimitParams
     algorithm: CellAlgorithm
-    default_on_full = "evict"
-    """The answer to a new key in a full store without `on_full`."""
 
     def charge_for(self, cost: Any, params: LimitParams) -> Charge:
         """The charge of a request of `cost` under a limit with these params."""
@@ -145,8 +143,7 @@ class CellLimiter(Limiter):
         return decision_of(self.name, verdict.allowed, charge.params.limit, outlook, full=verdict.full)
 
     def decide(self, tag: Tag, charge: Charge, now_ns: int) -> Verdict:
-        on_full = self.store.on_full or self.default_on_full
-        return self.table.decide(tag, now_ns, self.algorithm, charge, on_full, self.counts)
+        return self.table.decide(tag, now_ns, self.algorithm, charge, self.on_full, self.counts)
 
     def look(self, tag: Tag, charge: Charge, now_ns: int) -> Verdict:
         """The decision that `decide` would make, without a charge. Only a charge finds that a new key has no room."""

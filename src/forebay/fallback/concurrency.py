@@ -195,7 +195,7 @@ class Concurrency(Limiter):
         self._unleased_of: dict[int, dict[Tag, list[tuple[int, int]]]] = {}
         encoding = f"concurrency {limit}"
         self.keys = self.open_extent(encoding, shape)
-        self.register("Concurrency", encoding)
+        self.register("Concurrency", encoding, limit)
 
     @property
     def _unleased(self) -> dict[Tag, list[tuple[int, int]]]:
@@ -232,8 +232,7 @@ class Concurrency(Limiter):
 
     def take(self, tag: Tag, cost: int, now_ns: int) -> tuple[Verdict, list[int] | None]:
         """Take permits, all or none. Returns their numbers, or None; none if the table is full and allows it."""
-        on_full = self.store.on_full or "evict"
-        verdict = self.table.decide(tag, now_ns, self._touch, self._charge, on_full, self.counts)
+        verdict = self.table.decide(tag, now_ns, self._touch, self._charge, self.on_full, self.counts)
         if verdict.full:
             return verdict, [] if verdict.allowed else None
         ends_ns: dict[int, int] = verdict.state.ends_ns

@@ -70,7 +70,7 @@ class Credits(CellLimiter):
         self.begin(store, name)
         self.params = PARAMS
         self.algorithm = Prepaid()
-        self.register("Credits", "credits")
+        self.register("Credits", "credits", self.params.limit)
 
     def __repr__(self) -> str:
         return f"<Credits {self.name!r}>"
@@ -99,8 +99,7 @@ class Credits(CellLimiter):
         self._decide_by(GivingBack(), tag, charge, now_ns)
 
     def _decide_by(self, algorithm: Prepaid, tag: Tag, charge: Charge, now_ns: int) -> Verdict:
-        on_full = self.store.on_full or self.default_on_full
-        verdict = self.table.decide(tag, now_ns, algorithm, charge, on_full, self.counts)
+        verdict = self.table.decide(tag, now_ns, algorithm, charge, self.on_full, self.counts)
         if verdict.full:
             raise StoreFull(self.name)
         return verdict

@@ -205,7 +205,7 @@ class LeakyBucket(GcraLimiter):
         self.params = replace(self.gcra_params(self.rate, capacity, "capacity"), due_ns=0)
         self.capacity = capacity
         self.algorithm = Queue(most_ahead_ns(self.memory))
-        self.register("LeakyBucket", "")
+        self.register("LeakyBucket", "", self.capacity)
 
     def __repr__(self) -> str:
         return f"<LeakyBucket {self.name!r} {self.rate}, capacity={self.capacity}>"
@@ -229,8 +229,6 @@ class MinInterval(GcraLimiter):
     """
 
     interval_ns: int
-    # One request uses all of a key's limit, so no live key is one that has used less.
-    default_on_full = "deny"
 
     def __init__(self, store: Any, name: str, interval: Any) -> None:
         self.begin(store, name)
@@ -238,7 +236,7 @@ class MinInterval(GcraLimiter):
         self.rate = Rate.per_ns(1, self.interval_ns)
         self.params = self.gcra_params(self.rate, 1, "burst")
         self.algorithm = Gcra(most_ahead_ns(self.memory))
-        self.register("MinInterval", "")
+        self.register("MinInterval", "", 1)
 
     def __repr__(self) -> str:
         return f"<MinInterval {self.name!r} {self.rate}>"

@@ -87,6 +87,7 @@ class Limiter(Made, Reservable):
     table: Table
     counts: Counts
     identity: Tag
+    on_full: str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if "store" not in inspect.signature(cls.__init__).parameters:
@@ -114,12 +115,15 @@ class Limiter(Made, Reservable):
             )
         return self.table.keys
 
-    def register(self, algorithm: str, encoding: str) -> None:
+    def register(self, algorithm: str, encoding: str, most: int) -> None:
         """Take a place among the store's limiters. Constructors call this last: invalid parameters take none.
 
         `encoding` identifies the format of states. A limiter of the same name with another format starts afresh.
+        `most` is how many permits a fresh key has. With one, one request uses up a key's limit, so no live key has used
+        less than another: then a full table denies a new key, unless the store has an `on_full`.
         """
         self.check_open()
+        self.on_full = self.store.on_full or ("deny" if most == 1 else "evict")
         self.identity = (self.name, encoding)
         self.counts = self.memory.counts_of(encode_limiter_name(self.name).decode(), algorithm)
         # Without an encoding, states are times: limiters of other classes may use them, too.

@@ -135,7 +135,7 @@ class SlidingLog(CellLimiter):
         self.algorithm = SlidingEntries(self.memory, self.params)
         encoding = f"log {limit} {period_ns}"
         self.keys = self.open_extent(encoding, shape)
-        self.register("SlidingLog", encoding)
+        self.register("SlidingLog", encoding, limit)
 
     @staticmethod
     def bytes_needed(rate: str | Rate, *, keys: int) -> int:

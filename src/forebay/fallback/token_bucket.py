@@ -151,7 +151,7 @@ class TokenBucket(GcraLimiter):
             encoding = self._start_with(initial, most_ns)
         else:
             self.params = replace(self.params, may_exceed=True)
-        self.register("TokenBucket", encoding)
+        self.register("TokenBucket", encoding, self.burst if initial is None else initial)
 
     def _refill_in_intervals(self, most_ns: int, start: datetime | None) -> str:
         """Returns the encoding of states."""
@@ -226,8 +226,8 @@ class TokenBucket(GcraLimiter):
         charge = Charge(number, 0, params)
         with self.memory.lock:
             now_ns = self.open_now_ns()
-            on_full = self.store.on_full or self.default_on_full
-            verdict = self.table.decide(tag, now_ns, Adding(most_ahead_ns(self.memory)), charge, on_full, self.counts)
+            adding = Adding(most_ahead_ns(self.memory))
+            verdict = self.table.decide(tag, now_ns, adding, charge, self.on_full, self.counts)
             if verdict.full:
                 raise StoreFull(self.name)
             if not verdict.allowed:

@@ -424,7 +424,7 @@ class FixedWindow(WindowLimiter):
             self.algorithm = Staggered(self.memory, bool(used_bits))
         elif align == "clock":
             self.algorithm = Fixed()
-        self.register("FixedWindow", f"fixed {align} {windows} {low_bits} {steps}")
+        self.register("FixedWindow", f"fixed {align} {windows} {low_bits} {steps}", self.params.limit)
 
     def __repr__(self) -> str:
         align = "" if self.align == "clock" else f" align={self.align!r}"
@@ -473,7 +473,7 @@ class SlidingWindow(WindowLimiter):
         # A previous count that is rounded up must not overflow its bits.
         self.most = low_mask(bits.low_bits - bits.previous_bits) if bits.previous_shift == 0 else params.limit
         self.algorithm = Sliding()
-        self.register("SlidingWindow", f"sliding {params.period_ns} {' '.join(map(str, bits))}")
+        self.register("SlidingWindow", f"sliding {params.period_ns} {' '.join(map(str, bits))}", params.limit)
 
     @property
     def rounding(self) -> str:

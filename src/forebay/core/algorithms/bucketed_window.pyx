@@ -363,7 +363,7 @@ cdef class BucketedWindow(CellLimiter):
         self.params.records = self.extent.records
         self.params.last_cell = self.extent.used_cells - 1
         self.charge_for(1, &self.params, &self.unit)
-        self.register(layout.ALGORITHM_BUCKETED_WINDOW, encoding)
+        self.register(layout.ALGORITHM_BUCKETED_WINDOW, encoding, self.params.limit)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, buckets=60, *, keys=None):

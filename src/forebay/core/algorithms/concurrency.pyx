@@ -330,7 +330,7 @@ cdef class Concurrency(Limiter):
         self.records.last_cell = self.extent.used_cells - 1
         self.unleased = {}
         self.my_forks = ~<uint64_t>0
-        self.register(layout.ALGORITHM_CONCURRENCY, encoding)
+        self.register(layout.ALGORITHM_CONCURRENCY, encoding, self.limit)
 
     @cython.binding(False)
     def __init__(self, store, name, limit, lease="30s", *, keys=None):

@@ -110,7 +110,7 @@ cdef class Credits(CellLimiter):
         self.params.limit = most_permits()
         self.table.new_may_be_denied = True
         self.charge_for(1, &self.params, &self.unit)
-        self.register(layout.ALGORITHM_CREDITS, b"credits")
+        self.register(layout.ALGORITHM_CREDITS, b"credits", self.params.limit)
 
     @cython.binding(False)
     def __init__(self, store, name):

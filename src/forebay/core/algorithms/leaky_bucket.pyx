@@ -38,7 +38,7 @@ cdef class LeakyBucket(GcraLimiter):
         self.params.due_ns = 0
         self.capacity = self.params.limit
         self.charge_for(1, &self.params, &self.unit)
-        self.register(layout.ALGORITHM_LEAKY_BUCKET, b"")
+        self.register(layout.ALGORITHM_LEAKY_BUCKET, b"", self.capacity)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, capacity):

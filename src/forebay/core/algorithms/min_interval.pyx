@@ -4,7 +4,6 @@ cimport cython
 
 from forebay.core.algorithms.gcra cimport GcraLimiter, gcra_take
 from forebay.core.cell_limiter cimport allow_by
-from forebay.core.table.table cimport DENY
 
 from forebay.rate import Rate, as_period_ns
 from forebay.segment import layout
@@ -31,10 +30,7 @@ cdef class MinInterval(GcraLimiter):
         self.rate = Rate.per_ns(1, self.interval_ns)
         self.gcra_params(self.rate, 1, "burst", &self.params)
         self.charge_for(1, &self.params, &self.unit)
-        if store.on_full is None:
-            # One request uses all of a key's limit, so no live key is one that has used less.
-            self.table.on_full = DENY
-        self.register(layout.ALGORITHM_MIN_INTERVAL, b"")
+        self.register(layout.ALGORITHM_MIN_INTERVAL, b"", 1)
 
     @cython.binding(False)
     def __init__(self, store, name, interval):

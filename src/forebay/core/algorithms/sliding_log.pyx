@@ -473,7 +473,7 @@ cdef class SlidingLog(CellLimiter):
         self.params.last_cell = self.extent.used_cells - 1
         self.params.table = &self.table
         self.charge_for(1, &self.params, &self.unit)
-        self.register(layout.ALGORITHM_SLIDING_LOG, encoding)
+        self.register(layout.ALGORITHM_SLIDING_LOG, encoding, self.params.limit)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, *, keys):

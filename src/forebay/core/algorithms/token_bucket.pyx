@@ -67,7 +67,7 @@ cdef class TokenBucket(GcraLimiter):
             self.params.may_exceed = True
             self.params.table = &self.table
             self.charge_for(1, &self.params, &self.unit)
-            self.register(layout.ALGORITHM_TOKEN_BUCKET, b"")
+            self.register(layout.ALGORITHM_TOKEN_BUCKET, b"", self.burst)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, burst=None, refill="continuous", *, initial=None, start=None):
@@ -228,7 +228,7 @@ cdef class InitialTokenBucket(TokenBucket):
         self.params.tolerance_ns += self.params.missing_ns
         self.params.due_ns = self.params.tolerance_ns
         self.charge_for(1, &self.params, &self.unit)
-        self.register(layout.ALGORITHM_TOKEN_BUCKET, b"initial %d" % self.params.missing_ns)
+        self.register(layout.ALGORITHM_TOKEN_BUCKET, b"initial %d" % self.params.missing_ns, self.largest_cost)
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -290,7 +290,7 @@ cdef class IntervalTokenBucket(TokenBucket):
         encoding = b"intervals %d %d %d" % (self.params.rate_limit, self.params.period_ns, self.params.low_bits)
         if start_ns % int(self.params.period_ns):
             encoding += b" %d" % (start_ns % int(self.params.period_ns))
-        self.register(layout.ALGORITHM_TOKEN_BUCKET, encoding)
+        self.register(layout.ALGORITHM_TOKEN_BUCKET, encoding, self.burst)
 
     @cython.binding(False)
     def allow(self, key, /):

@@ -396,7 +396,7 @@ cdef class FixedWindow(WindowLimiter):
             self.params.steps = steps_for(self.params.period_ns, self.params.low_bits)
             encoding += b" %d" % self.params.steps
         self.charge_for(1, &self.params, &self.unit)
-        self.register(layout.ALGORITHM_FIXED_WINDOW, encoding)
+        self.register(layout.ALGORITHM_FIXED_WINDOW, encoding, self.params.limit)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, align="clock", *, timezone=None):
@@ -534,7 +534,7 @@ cdef class SlidingWindow(WindowLimiter):
         encoding = b"sliding %d %d %d" % (self.params.period_ns, self.params.low_bits, self.params.previous_bits)
         if self.params.previous_shift:
             encoding += b" %d" % self.params.previous_shift
-        self.register(layout.ALGORITHM_SLIDING_WINDOW, encoding)
+        self.register(layout.ALGORITHM_SLIDING_WINDOW, encoding, self.params.limit)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, *, rounding=None):

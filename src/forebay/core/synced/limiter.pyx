@@ -184,8 +184,8 @@ cdef class SyncedLimiter(CellLimiter):
         self.extent = open_extent(self.store.attachment, self.name, purpose, keys)
         self.synced_store, self.name_of, self.names = synced_store, name_of, Names()
         self.charge_for(1, &self.params, &self.unit)
-        self.register(purpose.algorithm, encoding)
         self.table = self.extent.table
+        self.register(purpose.algorithm, encoding, self.params.limit)
         # A state and its tag that don't belong together do no harm: nothing is written for them.
         self.table.has_record = False
         self.table.clear = clear
