@@ -307,9 +307,11 @@ impl<'a> Described<'a> {
         let allowed = outcome.denial.is_none();
         let request_id = &self.question.request_id;
         let lasting = held.iter().filter_map(|one| worker.plan.limits[one.limit].concurrency);
-        let lasts = lasting.map(|(_, lasts_ns)| Duration::from_nanos(lasts_ns)).min();
-        let lease = lasts.map(|lasts| {
-            LeaseReply::new(shared.leases.add(Open { held, request_id: request_id.clone(), lasts }), lasts)
+        let lasting: Vec<_> = lasting.map(|(_, lasts_ns)| Duration::from_nanos(lasts_ns)).collect();
+        let lasts = lasting.iter().min().copied();
+        let lease = lasts.zip(lasting.iter().max().copied()).map(|(lasts, longest)| {
+            let open = Open { held, request_id: request_id.clone(), lasts, longest };
+            LeaseReply::new(shared.leases.add(open), lasts)
         });
         let is_refundable = allowed && self.mode.is_given_back();
         let document = ReplyDocument {

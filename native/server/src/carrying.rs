@@ -6,6 +6,8 @@ use crate::capi::{Failure, Key, Thread};
 
 /// No request has this key.
 const UNSEEN: &str = "forebay: no request has this key";
+/// The permits that a mark takes.
+const MARK: u64 = 2;
 
 /// The cells of a limit.
 #[derive(Deserialize)]
@@ -54,7 +56,7 @@ impl Link {
     fn bring(&self, threads: &[Thread], marks: &Thread, key: &Key) -> Result<(), Failure> {
         let (source, target) = (&threads[self.source], &threads[self.target]);
         let mark = key.behind(&self.name, Some(self.target_generation));
-        if marks.peek(&mark, 1)?.allowed == 0 {
+        if marks.peek(&mark, MARK)?.allowed == 0 {
             return Ok(());
         }
         let was = source.peek(&of_generation(key, self.source_generation), 0)?;
@@ -70,7 +72,7 @@ impl Link {
         if charged.allowed == 0 {
             return take_up_to(target, &carried, share);
         }
-        let marked = marks.decide(&mark, 1)?;
+        let marked = marks.decide(&mark, MARK)?;
         if marked.allowed == 0 && marked.full == 0 {
             target.refund(&carried, share, charged.charge)?;
         }

@@ -7,7 +7,7 @@
 //! answers, each thread would otherwise be busy with one that is late in the end: all would be denied, and charged.
 //!
 //! Refunds, renewals and releases have a channel of their own, which comes before that of questions in seven of eight
-//! turns: a lease isn't lost because others ask too much.
+//! turns: a lease isn't lost because others ask too much. Permits that nobody has are released in the turns between.
 //!
 //! Nobody waits for the charges of rules in the shadow. They have a channel of their own, to which a thread comes when
 //! no question waits: so they delay a question by one call of Redis at most.
@@ -217,9 +217,13 @@ impl Gate {
         }
         Python::attach(|py| {
             for turn in (0..TURNS).cycle() {
-                if turn == 0
-                    && let Ok(Waiting { ask, _bytes }) = questions.try_recv()
-                {
+                let first = match turn {
+                    0 => Some(questions),
+                    // Releases of permits that nobody has come first in the other turns. There may be as many as leases.
+                    1 | 3 | 5 | 7 => Some(follow_ups),
+                    _ => None,
+                };
+                if let Some(Ok(Waiting { ask, _bytes })) = first.map(Receiver::try_recv) {
                     ask(py);
                     continue;
                 }

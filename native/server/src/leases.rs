@@ -18,14 +18,16 @@ pub struct Open {
     pub held: Vec<Held>,
     /// The id of the question by which it was taken.
     pub request_id: Option<String>,
-    /// Without a renewal.
+    /// Until the permits of the first limit come back, without a renewal.
     pub lasts: Duration,
+    /// Until those of the last limit do.
+    pub longest: Duration,
 }
 
 /// The leases of a server. All threads use it.
 #[derive(Default)]
 pub struct Leases {
-    /// With their ends: then the permits have come back by themselves.
+    /// With their ends: then all permits have come back by themselves.
     open: Mutex<HashMap<String, (Open, Instant)>>,
     /// With random keys.
     hasher: RandomState,
@@ -41,7 +43,7 @@ impl Leases {
     pub fn add(&self, open: Open) -> String {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:016x}{:016x}", self.hasher.hash_one((number, 0)), self.hasher.hash_one((number, 1)));
-        let end = Instant::now() + open.lasts;
+        let end = Instant::now() + open.longest;
         self.locked().insert(id.clone(), (open, end));
         id
     }
@@ -58,7 +60,7 @@ impl Leases {
         let mut all = self.locked();
         let Some((open, end)) = all.get_mut(id) else { return (false, None) };
         if renew(open) {
-            *end = Instant::now() + open.lasts;
+            *end = Instant::now() + open.longest;
             return (true, None);
         }
         (false, all.remove(id).map(|(open, _)| open))
@@ -70,7 +72,7 @@ impl Leases {
         let mut ids = Vec::new();
         self.locked().retain(|_, (open, end)| {
             // A lease by the store's clock lasts up to a sixteenth longer.
-            let is_open = *end + open.lasts / 8 > now;
+            let is_open = *end + open.longest / 8 > now;
             if !is_open {
                 ids.extend(open.request_id.take());
             }
@@ -88,8 +90,8 @@ impl Leases {
 mod tests {
     use super::*;
 
-    fn open(lasts: Duration) -> Open {
-        Open { held: Vec::new(), request_id: Some("one".to_owned()), lasts }
+    fn open(longest: Duration) -> Open {
+        Open { held: Vec::new(), request_id: Some("one".to_owned()), lasts: Duration::ZERO, longest }
     }
 
     #[test]

@@ -41,6 +41,8 @@ Request = TypeVar("Request")
 GRAIN_NS: Final = 1_000_000
 """One permit of the pauses' bucket is so much of a pause."""
 RATE: Final = "1000/second"
+BURST: Final = 2
+"""With a burst of 1, a full store would deny pauses by default."""
 PAUSES: Final = "outbound pauses"
 """The name of the pauses' bucket in the store."""
 ATTEMPTS: Final = 1000
@@ -176,14 +178,14 @@ class OutboundLimiter(Generic[Request]):
         self.key_of = key if callable(key) else find_origin if key is None else lambda _: key
         self.cost_of = cost if callable(cost) else lambda _: cost
         self.max_pause_ns = as_period_ns(options.get("max_pause", "5 minutes"))
-        # It allows a cost of 0 as soon as its state is at most one permit ahead of now.
-        self.pauses = TokenBucket(limiter.store if store is None else store, PAUSES, RATE, burst=1)
+        # It allows a cost of 0 as soon as its state is at most the burst ahead of now.
+        self.pauses = TokenBucket(limiter.store if store is None else store, PAUSES, RATE, burst=BURST)
 
     def request(self, request: Request) -> OutboundRequest:
         return OutboundRequest(self, self.key_of(request), self.cost_of(request))
 
     def paused_ns(self, pause_key: Key) -> int:
-        return max(self.pauses.peek(pause_key, 0).reset_after_ns - GRAIN_NS, 0)
+        return max(self.pauses.peek(pause_key, 0).reset_after_ns - BURST * GRAIN_NS, 0)
 
     def pause(self, pause_key: Key, pause_ns: int) -> int:
         """Pause `pause_key` for `pause_ns` from now on, or longer if it is paused for longer. Returns for how long.
@@ -194,7 +196,7 @@ class OutboundLimiter(Generic[Request]):
         """
         for _ in range(ATTEMPTS):
             ahead_ns = self.pauses.peek(pause_key, 0).reset_after_ns
-            missing_ns = pause_ns + GRAIN_NS - ahead_ns
+            missing_ns = pause_ns + BURST * GRAIN_NS - ahead_ns
             if missing_ns <= 0:
                 break
             missing = -(-missing_ns // GRAIN_NS)

@@ -161,7 +161,8 @@ class TaskLimit:
         # A leased limit books nothing ahead.
         store = getattr(store, "redis_store", store)
         self._is_awaited = bool(getattr(store, "is_awaited", False))
-        self._turns: Any = TokenBucket(store, TURNS, "1/second", burst=1)
+        # Each call has a rate and a burst of its own. With a burst of 1 here, a full store would deny by default.
+        self._turns: Any = TokenBucket(store, TURNS, "1/second", burst=2)
 
     def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None) -> Admission:
         """Take a permit for a call of the task's function, or the time at which it asks again.

@@ -129,12 +129,14 @@ class Charging:
         if is_lost and self.release(lease) is not None:
             return False
         if is_lost or each_held is None:
-            # Redis may begin it anew, as late as at its end.
-            self._remembered.leases.restart(lease, held, 2 * held.lasts_s)
+            self._remembered.leases.restart(lease, held, is_sure=False)
             return None
-        is_known = self._remembered.leases.restart(lease, held, held.lasts_s)
+        if not self._remembered.leases.restart(lease, held, is_sure=True):
+            # It was forgotten or released meanwhile, and Redis may have begun it anew: nobody could give it back.
+            self._each_held(held, lambda one: one.releasing())
+            return False
         self._remembered.answers.prolong(lease, begun_s + held.lasts_s)
-        return is_known
+        return True
 
     def release(self, lease: str) -> bool | None:
         """Give the permits of a lease back: whether any were held. None: nobody knows, and it may be asked again."""
@@ -252,9 +254,9 @@ class Charging:
         held = [one for one in taken if hasattr(one, "renew")]
         if decided.allowed and held:
             of_permits = [use for use in uses if kind_of(self._limiters[use[0]]) is Concurrency]
-            lasts_ns = min(self._limiters[number].lease_ns for number, _, _ in of_permits)
+            each_lasts_s = [self._limiters[number].lease_ns / NS for number, _, _ in of_permits]
             keys, costs = _lists(of_permits)
-            decided = decided.with_lease(self._remembered.leases.add(held, keys, sum(costs), lasts_ns / NS))
+            decided = decided.with_lease(self._remembered.leases.add(held, keys, sum(costs), each_lasts_s))
         if is_refundable:
             decided = self._refundable(uses, decided, [one for one in taken if not hasattr(one, "renew")])
         return decided

@@ -60,18 +60,22 @@ class FirstAnswers:
     ) -> Answer:
         """The answer to a question: the first one that has allowed it, or that of `decide`, and how long that lasts.
 
-        `charged`: what the limits are. If other limits are charged by now, as rules change, the question is decided
-        anew: before, `undo` gives back what the first answer has taken. None if it can't for sure: then the next
-        repetition begins with that. Questions with one id come one after the other.
+        `charged`: what the limits are. If other limits are charged by now, as rules change, or if the first answer is
+        over, the question is decided anew: before, `undo` gives back what the first answer has taken, as permits may be
+        held still. None if it can't for sure: then the next repetition begins with that. Questions with one id come one
+        after the other.
         """
         digests = _digest(question), _digest(charged)
         begun_s = time.monotonic()
         with self._lock:
             known = self._find(request_id, begun_s)
-        if known is not None and known.digests == digests:
+        is_over = known is None or known.until_s <= begun_s
+        if known is not None and known.digests == digests and not is_over:
             return known.answer.given_again()
         if known is not None and known.digests[0] != digests[0]:
-            return f"the request_id {request_id!r} was that of another question"
+            if not is_over:
+                return f"the request_id {request_id!r} was that of another question"
+            known = None
         if known is not None and not undo(known.answer):
             # It is never given again, as a part of it may have come back: no limits have this digest.
             self._put(request_id, dataclasses.replace(known, digests=(digests[0], b"")))
@@ -96,8 +100,7 @@ class FirstAnswers:
     def _find(self, request_id: str, now_s: float) -> _Known | None:
         while self._by_id and next(iter(self._by_id.values())).end_s <= now_s:
             self._remove(next(iter(self._by_id)))
-        known = self._by_id.get(request_id)
-        return known if known is not None and known.until_s > now_s else None
+        return self._by_id.get(request_id)
 
     def _add(
         self, request_id: str, digests: tuple[bytes, bytes], answer: Decided, begun_s: float, lasts_s: float

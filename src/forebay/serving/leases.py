@@ -31,10 +31,12 @@ class HeldPermits:
 
     leases: Sequence[Any]
     lasts_s: float
-    """Without a renewal."""
+    """Until the first of them ends, without a renewal."""
+    longest_s: float
+    """Until the last of them ends."""
     size: int
     end_s: float
-    """A time of the monotonic clock. By then Redis has ended the leases."""
+    """A time of the monotonic clock. By then Redis has ended all of them."""
 
     def is_over(self, now_s: float) -> bool:
         return self.end_s + _GRACE_S <= now_s
@@ -58,14 +60,19 @@ class HeldLeases:
                 self._sweep(now_s)
             return not self._is_full()
 
-    def add(self, leases: Sequence[Any], keys: Sequence[str | tuple[str, ...]], permits: int, lasts_s: float) -> str:
-        """The id of a new lease of so many permits of these keys."""
+    def add(
+        self, leases: Sequence[Any], keys: Sequence[str | tuple[str, ...]], permits: int, each_lasts_s: Sequence[float]
+    ) -> str:
+        """The id of a new lease of so many permits of these keys. `each_lasts_s`: how long that of each limit lasts."""
         lease = secrets.token_hex(16)
         texts = [text for key in keys for text in (key if isinstance(key, tuple) else (key,))]
         # The limiter has a key, and Redis may have it, too.
         size = _OF_LEASE + _OF_LIMIT * len(leases) + _OF_PERMIT * permits + 2 * sum(map(len, texts))
         with self._lock:
-            self._by_id[lease] = HeldPermits(leases, lasts_s, size, time.monotonic() + lasts_s)
+            longest_s = max(each_lasts_s)
+            self._by_id[lease] = HeldPermits(
+                leases, min(each_lasts_s), longest_s, size, time.monotonic() + longest_s
+            )
             self._bytes += size
         return lease
 
@@ -75,12 +82,16 @@ class HeldLeases:
             held = self._by_id.get(lease)
             return held if held is not None and not held.is_over(time.monotonic()) else None
 
-    def restart(self, lease: str, held: HeldPermits, lasts_s: float) -> bool:
-        """The lease begins anew, and lasts so long. False if it is over meanwhile."""
+    def restart(self, lease: str, held: HeldPermits, is_sure: bool) -> bool:
+        """The lease begins anew, or may do so later if that isn't sure. False if it is over meanwhile.
+
+        Redis may begin it anew as late as at its end. So it is known for twice its time then, also if another renewal
+        is answered meanwhile.
+        """
         with self._lock:
             is_known = self._by_id.get(lease) is held
             if is_known:
-                held.end_s = time.monotonic() + lasts_s
+                held.end_s = max(held.end_s, time.monotonic() + held.longest_s * (1 if is_sure else 2))
             return is_known
 
     def remove(self, lease: str) -> None:

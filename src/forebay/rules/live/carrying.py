@@ -56,6 +56,8 @@ __all__ = ["MARKS", "Link", "carried", "counted", "links_of", "marks_of"]
 
 MARKS: Final = "forebay carried"
 """The limiter that has the marks."""
+MARK: Final = 2
+"""The permits that a mark takes: all. If that were one, a full store would have no room for marks by default."""
 UNSEEN: Final = "forebay: no request has this key"
 
 
@@ -90,7 +92,7 @@ def marks_of(links: Sequence[Link], store: Store) -> Any:
     """The limiter that has the marks, until the last of the links' keys is as new."""
     until_ns = max(link.until_ns for link in links)
     lasts_s = max(1, (until_ns - store.now_ns()) // 10**9 + 1)
-    return TokenBucket(store, MARKS, Rate(1, timedelta(seconds=lasts_s)), burst=1)
+    return TokenBucket(store, MARKS, Rate(MARK, timedelta(seconds=lasts_s)))
 
 
 def counted(key: Any, generation: int) -> Any:
@@ -113,7 +115,7 @@ class Link:
     def bring(self, key: Any, marks: Any) -> None:
         """Charge the key the part of the target that it has used of the source. O(1)."""
         mark = (self.target.name, self.target_generation, *(key if isinstance(key, tuple) else (key,)))
-        if not marks.peek(mark).allowed:
+        if not marks.peek(mark, MARK).allowed:
             return
         was = self.source.peek(counted(key, self.source_generation), 0)
         used = was.limit - was.remaining
@@ -126,7 +128,7 @@ class Link:
         if not charge:
             self.target.take_up_to(target, share)
         else:
-            marked = marks.hit(mark)
+            marked = marks.hit(mark, MARK)
             if not marked.allowed and not marked.full:
                 charge.cancel()
 
