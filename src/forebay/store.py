@@ -47,8 +47,9 @@ class Store:
     With ``"evict"``, a flood of keys that come once never resets a key at its limit. To reset one, a flood must use
     about as much of each of its keys: some hundred permits per cell for a limit of 100. Cheaper is only a flood against
     a limit that one request uses up, against a ``TokenBucket`` with a low ``initial``, against a ``SlidingWindow``
-    whose key has not come in this window yet, and between limiters of one store that forget at different times. If clients can make up keys, use ``"deny"``, a separate store, or a second limit by something that
-    they can't make up. docs/operations/capacity.md has the figures.
+    whose key has not come in this window yet, and between limiters of one store that forget at different times. If
+    clients can make up keys, use ``"deny"``, a separate store, or a second limit by something that they can't make up.
+    docs/operations/capacity.md has the figures.
 
     `clock` is ``"monotonic"``, the host's clock; a ``forebay.testing.ManualClock``; or ``"time"``, Python's
     ``time.time``, so that libraries that freeze or move it move the limits, too. With ``"time"``, each decision reads

@@ -70,9 +70,7 @@ class HeldLeases:
         size = _OF_LEASE + _OF_LIMIT * len(leases) + _OF_PERMIT * permits + 2 * sum(map(len, texts))
         with self._lock:
             longest_s = max(each_lasts_s)
-            self._by_id[lease] = HeldPermits(
-                leases, min(each_lasts_s), longest_s, size, time.monotonic() + longest_s
-            )
+            self._by_id[lease] = HeldPermits(leases, min(each_lasts_s), longest_s, size, time.monotonic() + longest_s)
             self._bytes += size
         return lease
 
