@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from decision_server import CLIENT, TIER, DecisionServer
 
-from forebay import connect
+from forebay import FixedWindow, connect
 from forebay.rules import FileSource, LiveRules
 from forebay.web.live_gate import gate_of
 from forebay.web.native_requests import WSGIRequest
@@ -121,6 +121,17 @@ def test_a_key_brings_its_share_to_another_limit_once(host: Callable[[str], Host
     first, second = (pair.ask_worker(), pair.ask_server()[1]) if asks_first else (
         pair.ask_server()[1], pair.ask_worker())  # fmt: skip
     assert (first, second) == ("r=3", "r=2")
+
+
+def test_a_full_store_without_room_for_a_share_denies_the_key(tmp_path: Path, store_name: str) -> None:
+    url = f"shm:///{store_name}?keys=1"
+    with ExitStack() as started:
+        pair = Host(tmp_path / "live.toml", url, rules(TEN.replace("10", "2")), started)
+        assert pair.ask_server() == (200, "r=1")
+        pair.publish(rules(TEN.replace("10", "1") + '\non_change = "share"'))
+        others = FixedWindow(started.enter_context(connect(url)), "others", "1/year")
+        others.allow_many(range(20_000))
+        assert pair.server.get("/auth/traefik", FIELDS)[0] == 503
 
 
 def test_a_limit_that_is_reset_counts_anew(host: Callable[[str], Host]) -> None:

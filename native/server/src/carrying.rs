@@ -80,11 +80,15 @@ impl Link {
     }
 }
 
-/// Charge what is left, as others have brought the share at the same time.
+/// Charge what is left, as others have brought the share at the same time; nothing if the store has no room for the key.
 fn take_up_to(target: &Thread, key: &Key, most: u64) -> Result<(), Failure> {
     loop {
         let left = target.peek(key, 0)?.remaining.min(most);
-        if left == 0 || target.decide(key, left)?.allowed != 0 {
+        if left == 0 {
+            return Ok(());
+        }
+        let taken = target.decide(key, left)?;
+        if taken.allowed != 0 || taken.full != 0 {
             return Ok(());
         }
     }

@@ -100,7 +100,8 @@ class FirstAnswers:
     def _find(self, request_id: str, now_s: float) -> _Known | None:
         while self._by_id and next(iter(self._by_id.values())).end_s <= now_s:
             self._remove(next(iter(self._by_id)))
-        return self._by_id.get(request_id)
+        known = self._by_id.get(request_id)
+        return known if known is not None and known.end_s > now_s else None
 
     def _add(
         self, request_id: str, digests: tuple[bytes, bytes], answer: Decided, begun_s: float, lasts_s: float

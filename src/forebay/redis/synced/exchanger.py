@@ -23,6 +23,8 @@ ELECTION: Final = "forebay.sync"
 """The limiter in a host's store that elects the process that exchanges."""
 LAST: Final = "forebay.synced"
 """The limiter that records when the last exchange was."""
+WHOLE: Final = 2
+"""The permits of either, which are taken together."""
 LAST_INTERVAL: Final = timedelta(days=365)
 ROUNDS: Final = "forebay.turns"
 """The limiter that counts the rounds. Each round queries some of the idle keys, by its number. A number derived from a
@@ -65,12 +67,10 @@ class Exchanger(Background):
     def __init__(self, redis_store: RedisStore, host_store: Store, interval_ns: int) -> None:
         self._redis_store, self._host_store, self._interval_ns = redis_store, host_store, interval_ns
         # A little shorter than the interval, so that a thread that has waited for an interval finds it over.
-        # No MinInterval, which finds no room in a full store; and no window that tells how little of it is used, which
-        # a full store evicts first.
-        self._election = TokenBucket(
-            host_store, ELECTION, Rate.per_ns(1, interval_ns // 1000 * 9 // 10 * 1000), burst=1
-        )
-        self._last = TokenBucket(host_store, LAST, Rate(1, LAST_INTERVAL), burst=1)
+        # No limits of one permit, which find no room in a full store; and no window that tells how little of it is used,
+        # which a full store evicts first.
+        self._election = TokenBucket(host_store, ELECTION, Rate.per_ns(WHOLE, interval_ns // 1000 * 9 // 10 * 1000))
+        self._last = TokenBucket(host_store, LAST, Rate(WHOLE, LAST_INTERVAL))
         self._rounds = FixedWindow(host_store, ROUNDS, Rate(MOST_ROUNDS, LAST_INTERVAL))
         self.exchanges: list[Exchange] = []
         self.publish: Callable[[Exchange], ForebayError | None] = _publish_nothing
@@ -119,7 +119,7 @@ class Exchanger(Background):
                 if error is None:
                     exchange.done_ns = time.monotonic_ns()
                     self._last.reset(exchange.id)
-                    self._last.allow(exchange.id)
+                    self._last.hit(exchange.id, WHOLE)
                 error = error or self.publish(exchange)
             except StoreUnavailable as unavailable:
                 if elected:
@@ -143,7 +143,7 @@ class Exchanger(Background):
     def _is_elected(self, exchange: Exchange) -> bool:
         # Denied though the permit is free: the host's store has no room. Then every process exchanges: only more work.
         key = self._election_key(exchange)
-        return self._election.allow(key) or self._election.peek(key).allowed
+        return bool(self._election.hit(key, WHOLE) or self._election.peek(key, WHOLE))
 
     def _next_round(self, exchange: Exchange) -> int:
         """The number of the next round; from the clock if the host's store has no room for the counter."""

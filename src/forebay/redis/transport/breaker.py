@@ -96,6 +96,8 @@ LEAST_PROBE_INTERVAL_S: Final = 1.0
 # Spreads the probes of hosts that lost the server at the same moment.
 PROBE_JITTER: Final = 0.25
 MOST_COUNTED: Final = 2**32
+WHOLE: Final = 2
+"""The permits of *recovering*, which are taken together."""
 # Limiters' names in the host's store.
 RESERVED: Final = "forebay.redis "
 
@@ -147,8 +149,9 @@ class Cells:
 
     def __init__(self, store: Store) -> None:
         self.trouble = TokenBucket(store, RESERVED + "trouble", FORGETTING, burst=MOST)
-        self.probes = TokenBucket(store, RESERVED + "probes", "1/second", burst=1)
-        self.recovering = TokenBucket(store, RESERVED + "recovering", Rate(1, RECOVERY_S), burst=1)
+        # With a burst of 1, a full store would deny new keys by default. Each call of the probes has a rate of its own.
+        self.probes = TokenBucket(store, RESERVED + "probes", "1/second", burst=2)
+        self.recovering = TokenBucket(store, RESERVED + "recovering", Rate(WHOLE, RECOVERY_S))
         self.at_once = Concurrency(store, RESERVED + "at once", AT_ONCE, lease="1 minute", keys=64)
         self.decided = FixedWindow(store, RESERVED + "decided", Rate.per_ns(MOST_COUNTED, 366 * FORGET_NS))
 
@@ -225,7 +228,7 @@ class Breaker:
                 f"Redis has not decided: {server} has not answered the last {THRESHOLD} calls of this host, and is "
                 f"asked again within {self._probe_interval_s * (1 + PROBE_JITTER):.3g} s{self._last_error}"
             )
-        if self._cells.recovering.peek(server).allowed:
+        if self._cells.recovering.peek(server, WHOLE).allowed:
             self._close()
             return self._usual
         lease = self._cells.at_once.acquire(server)
@@ -261,7 +264,7 @@ class Breaker:
         cells = self._cells
         trouble = MOST - cells.trouble.peek(self._server).remaining
         if trouble == THRESHOLD:
-            cells.recovering.allow(self._server)
+            cells.recovering.hit(self._server, WHOLE)
             cells.trouble.hit(self._server, RECOVERING - trouble)
         elif trouble < THRESHOLD and after_s < self._slow_s:
             self._close()
@@ -278,7 +281,7 @@ class Breaker:
         cells = self._cells
         seen = cells.trouble.peek(self._server)
         trouble = MOST - seen.remaining
-        recovers = trouble > THRESHOLD and not cells.recovering.peek(self._server).allowed
+        recovers = trouble > THRESHOLD and not cells.recovering.peek(self._server, WHOLE).allowed
         failures = trouble if trouble <= THRESHOLD else max(trouble - RECOVERING, 0)
         return RedisStatus(
             "recovering" if recovers else "open" if trouble == THRESHOLD else "closed",
