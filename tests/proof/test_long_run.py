@@ -201,7 +201,7 @@ def _names(era: int) -> list[str]:
 def _work(me: int, name: str, subject: Subject, limit: int, ms: int, clock: Any, board: Board) -> None:
     draws = random.Random(me)
     newcomer = me
-    with Store(name, keys=1, clock=clock) as store:
+    with Store(name, keys=1, on_full="evict", clock=clock) as store:
         limiter = subject.make(store, limit, ms)
         # Each is gone a nanosecond later; with a clock that stands still, when it moves.
         crowd = TokenBucket(store, "crowd", "1_000_000_000/second", 1)
@@ -270,7 +270,7 @@ def test_the_total_is_exact_while_a_driver_moves_the_clock(
     clock = ManualClock(1000.0)
     board = Board()
     expected = drained = era = 0
-    with Store(name, keys=1, clock=clock) as store:
+    with Store(name, keys=1, on_full="evict", clock=clock) as store:
         limiter = subject.make(store, subject.limit, PERIOD_MS)
         workers = [
             crew.start(_work, i, name, subject, subject.limit, PERIOD_MS, ManualClock(), board) for i in range(WORKERS)
@@ -317,7 +317,7 @@ def test_the_total_is_within_the_bound_of_the_real_clock(
     limit = min(subject.limit, REAL_LIMIT)
     board = Board()
     admitted = most = era = 0
-    with Store(name, keys=1) as store:
+    with Store(name, keys=1, on_full="evict") as store:
         limiter = subject.make(store, limit, REAL_PERIOD_MS)
         workers = [
             crew.start(_work, i, name, subject, limit, REAL_PERIOD_MS, "monotonic", board) for i in range(WORKERS)
@@ -361,7 +361,7 @@ def test_no_slot_is_held_twice(crew: Crew, name: str, full: bool, record: Record
     board = Board()
     held = era = 0
     clock = ManualClock(1000.0)
-    with Store(name, keys=1, clock=clock) as store:
+    with Store(name, keys=1, on_full="evict", clock=clock) as store:
         limiter = _slots(store)
         workers = [crew.start(_hold, i, name, board) for i in range(WORKERS)]
         while board.decisions < (FULL_DECISIONS if full else QUICK_DECISIONS) // 20:
@@ -390,7 +390,7 @@ def _slots(store: Store) -> Concurrency:
 
 def _hold(me: int, name: str, board: Board) -> None:
     draws = random.Random(me)
-    with Store(name, keys=1, clock=ManualClock()) as store:
+    with Store(name, keys=1, on_full="evict", clock=ManualClock()) as store:
         limiter = _slots(store)
         while True:
             board.meeting.wait(me)
@@ -435,7 +435,7 @@ def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, r
     """
     helped = stops = 0
     clock = ManualClock(1000.0)
-    with Store(name, keys=1, clock=clock) as store:
+    with Store(name, keys=1, on_full="evict", clock=clock) as store:
         limiter = _long_log(store)
         while helped < (60 if full else 12):
             stops += 1
@@ -481,7 +481,7 @@ def _count_all(limiter: SlidingLog) -> int:
 
 
 def _write(name: str, admitted: SharedNumbers, done: SharedNumbers) -> int:
-    with Store(name, keys=1, clock=ManualClock()) as store:
+    with Store(name, keys=1, on_full="evict", clock=ManualClock()) as store:
         hit = _long_log(store).hit
         while not done[0]:
             if hit("log", LOG_COST):
