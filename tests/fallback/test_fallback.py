@@ -222,7 +222,7 @@ def test_decision_within_another_breaks_no_search_for_room() -> None:
         from forebay import Store, TokenBucket
         from forebay.fallback.gcra import Gcra
 
-        store = Store.private(keys=1)
+        store = Store.private(keys=1, on_full="evict")
         limiter = TokenBucket(store, "api", "1/hour")
         within, usual = [], Gcra.expiry_ns
 

@@ -67,8 +67,8 @@ class Exchanger(Background):
     def __init__(self, redis_store: RedisStore, host_store: Store, interval_ns: int) -> None:
         self._redis_store, self._host_store, self._interval_ns = redis_store, host_store, interval_ns
         # A little shorter than the interval, so that a thread that has waited for an interval finds it over.
-        # No limits of one permit, which find no room in a full store; and no window that tells how little of it is used,
-        # which a full store evicts first.
+        # No limits of one permit, which find no room in a full store; and no window that tells how little of it is
+        # used, which a full store evicts first.
         self._election = TokenBucket(host_store, ELECTION, Rate.per_ns(WHOLE, interval_ns // 1000 * 9 // 10 * 1000))
         self._last = TokenBucket(host_store, LAST, Rate(WHOLE, LAST_INTERVAL))
         self._rounds = FixedWindow(host_store, ROUNDS, Rate(MOST_ROUNDS, LAST_INTERVAL))
