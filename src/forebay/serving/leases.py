@@ -36,7 +36,7 @@ class HeldPermits:
     """Until the last of them ends."""
     size: int
     end_s: float
-    """A time of the monotonic clock. By then Redis has ended all of them."""
+    """A time of the monotonic clock. By then Redis has ended all of them, unless several renewals had no reply."""
 
     def is_over(self, now_s: float) -> bool:
         return self.end_s + _GRACE_S <= now_s
