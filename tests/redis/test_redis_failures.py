@@ -434,6 +434,37 @@ def test_the_breaker_works_in_a_full_host_store(
             assert other.status().state == "open"
 
 
+@pytest.mark.parametrize("on_full", ["evict", None])
+def test_one_process_of_a_full_host_probes(clock: ManualClock, on_full: Literal["evict"] | None) -> None:
+    """Two breakers stand for two processes: they share no more than the host's store."""
+    with Store.private(keys=100, on_full=on_full, clock=clock) as host, contextlib.ExitStack() as stack:
+        others = TokenBucket(host, "others", "2/second")
+        one, other = (Breaker(host, "shop:6379", PATIENT_S) for _ in range(2))
+        stack.callback(one.close)
+        stack.callback(other.close)
+
+        def fill() -> None:
+            for key in range(3000):
+                others.allow(key)
+
+        fill()
+        for _ in range(THRESHOLD):
+            one.failed(redis.ConnectionError())
+        for asking in (one, other, one):
+            clock.advance(3 * PATIENT_S)
+            fill()
+            passage = asking.passage()
+            for late in (one, other):
+                with pytest.raises(StoreUnavailable, match="asked again"):
+                    late.passage()
+        with passage:
+            pass
+        fill()
+        assert [breaker.status().state for breaker in (one, other)] == ["recovering"] * 2
+        clock.advance(3600)
+        assert [breaker.status().state for breaker in (one, other)] == ["closed"] * 2
+
+
 def test_hosts_do_not_probe_together(clock: ManualClock) -> None:
     hosts = [Store.private(keys=100, clock=clock) for _ in range(40)]
     breakers = [Breaker(host, "shop:6379", SHORT_S) for host in hosts]

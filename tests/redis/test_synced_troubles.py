@@ -118,6 +118,21 @@ def test_a_full_host_store_does_not_prevent_exchanges(server: RedisServer, clien
             assert host.synced.status().exchanged_ago is not None
 
 
+@pytest.mark.parametrize("on_full", ["evict", None])
+def test_one_process_of_a_full_host_exchanges_in_an_interval(server: RedisServer, on_full: Any) -> None:
+    with (
+        Store.private(keys=100, on_full=on_full) as store,
+        two_of_one_host(store, server.url, WINDOWS["fixed"]) as both,
+    ):
+        local = TokenBucket(store, "local", "2/second")
+        for host in (*both, *both):
+            for number in range(2000):
+                local.allow(f"user:{number}")
+            assert host.synced._exchanger.exchange(ONE_ROUND, elected=True) is None
+        assert [host.synced._exchanger.exchanges[0].done_ns is not None for host in both] == [True, False]
+        assert all(host.synced.status().exchanged_ago is not None for host in both)
+
+
 def test_the_age_of_an_exchange_is_not_negative(server: RedisServer) -> None:
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         for _ in range(100):
