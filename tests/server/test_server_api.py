@@ -256,6 +256,24 @@ def test_an_acquisition_that_is_sent_again_after_its_lease_is_another_one(serve:
     assert other["lease"] != first["lease"]
 
 
+def test_what_an_answer_that_is_over_still_holds_comes_back_before_the_next_one(serve: Serve) -> None:
+    rules = HELD.replace('lease = "1 hour"', 'lease = "200ms"').replace('"started", "jobs"', '"started", "jobs", "slots"')
+    slots = '[limits.slots]\nalgorithm = "concurrency"\nlimit = 1\nlease = "1 hour"\n'
+    server = serve(slots + rules, "--no-proxies")
+    question = {"uri": "/jobs", "client": CLIENT, "request_id": "one", "refundable": True}
+    first = server.ask("acquire", **question)
+    assert first["lease"]["lasts"] == 0.2
+    assert not server.ask("acquire", **{**question, "request_id": "other"})["allowed"]
+    while (again := server.ask("acquire", **question)) == first:
+        pass
+    # The slot of the first answer would last for an hour.
+    assert again["allowed"]
+    assert left(server, "/other") == 3
+    assert server.ask("refund", charge=first["charge"])["refunded"] is False
+    assert server.ask("release", lease=first["lease"]["id"])["released"] is False
+    assert server.ask("release", lease=again["lease"]["id"])["released"] is True
+
+
 def test_a_denied_acquisition_reports_no_time(jobs: DecisionServer) -> None:
     for _ in range(2):
         assert jobs.ask("acquire", uri="/jobs", client=CLIENT)["allowed"]

@@ -14,7 +14,7 @@ use crate::client::{ClientAddress, as_address};
 use crate::decide::{LimitDecision, Mode, Outcome, Worker};
 use crate::gate::Asking;
 use crate::gated::Gated;
-use crate::ids::{self, Ids, Reply};
+use crate::ids::{self, Ids, Name, Reply, Taken};
 use crate::leases::{Leases, Open};
 use crate::metrics::AskedBy;
 use crate::objects::{self, Object};
@@ -22,7 +22,7 @@ use crate::plan::Plan;
 use crate::question::{Again, Done, Followup};
 use crate::readings;
 use crate::refunds::Refunds;
-use crate::report::shown;
+use crate::report::{report, shown};
 use crate::request::{Asked, Origin};
 
 pub const DESCRIPTION: &str = include_str!("../openapi.json");
@@ -46,18 +46,31 @@ pub struct Shared {
 impl Shared {
     /// Forget leases whose time is over.
     pub fn sweep(&self) {
-        for id in self.leases.sweep() {
-            self.ids.forget(&id);
-        }
+        self.leases.sweep();
     }
 
-    /// Whether any permits were still held.
-    fn release(&self, worker: &Worker, open: Open) -> bool {
+    /// End a lease: whether any permits were still held.
+    fn release(&self, worker: &Worker, lease: &str, open: Open) -> bool {
         if let Some(id) = &open.request_id {
             // A question that is sent again holds others.
-            self.ids.forget(id);
+            self.ids.forget(id, &Name::Lease(lease));
         }
         worker.release(open.held)
+    }
+
+    /// Give a charge back, once: whether it was now.
+    fn give_back(&self, worker: &Worker, charged: &Charged) -> Result<bool, String> {
+        self.refunds.once(charged.number, || worker.refund(&charged.charges(&worker.plan)))
+    }
+
+    /// Give back what a reply has taken that is over. Of several limits, some may hold permits still.
+    fn undo(&self, worker: &Worker, taken: &Taken) {
+        if let Some(open) = taken.lease.as_ref().and_then(|lease| self.leases.take(lease)) {
+            worker.release(open.held);
+        }
+        if let Some(Err(reason)) = taken.charge.as_ref().map(|charged| self.give_back(worker, charged)) {
+            report(&format!("a charge stays: {reason}"));
+        }
     }
 }
 
@@ -285,7 +298,10 @@ impl<'a> Described<'a> {
     fn replied(&self, call: AskedBy, worker: &Worker, shared: &Shared) -> Replied {
         let reply = match &self.question.request_id {
             None => self.decided(worker, shared),
-            Some(id) => shared.ids.once(id, &self.content(call), || self.decided(worker, shared)),
+            Some(id) => {
+                let undo = |taken: &Taken| shared.undo(worker, taken);
+                shared.ids.once(id, &self.content(call), || self.decided(worker, shared), undo)
+            }
         };
         reply.map(|reply| (reply.allowed, reply.text))
     }
@@ -314,15 +330,17 @@ impl<'a> Described<'a> {
             LeaseReply::new(shared.leases.add(open), lasts)
         });
         let is_refundable = allowed && self.mode.is_given_back();
+        let charge = is_refundable.then(|| Charged::new(&worker.plan, charges, request_id.clone()));
+        let taken = Taken { lease: lease.as_ref().map(|lease| lease.id.clone()), charge };
         let document = ReplyDocument {
-            charge: is_refundable.then(|| Charged::new(&worker.plan, charges, request_id.clone()).text()),
+            charge: taken.charge.as_ref().map(Charged::text),
             delay: outcome.delay(self.mode),
             lease,
             ..ReplyDocument::new(&worker.plan, outcome)
         };
         let text = serde_json::to_string(&document).map_err(|error| error.to_string())?;
         // The permits of a lease that is over are others' by now.
-        Ok(Reply { allowed, text, lasts: lasts.unwrap_or(ids::LASTS) })
+        Ok(Reply { allowed, text, lasts: lasts.unwrap_or(ids::LASTS), taken })
     }
 
     /// What Python is to be asked.
@@ -497,11 +515,10 @@ fn batch(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
 fn refund(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
     let Refund { charge } = read(data)?;
     let charged = Charged::read(&charge).ok_or("that is no charge of a reply")?;
-    let request_id = charged.request_id.clone();
-    let refunded = shared.refunds.once(charged.number, || worker.refund(&charged.charges(&worker.plan)))?;
-    if let Some(id) = request_id.filter(|_| refunded) {
+    let refunded = shared.give_back(worker, &charged)?;
+    if let Some(id) = charged.request_id.filter(|_| refunded) {
         // A question that is sent again is charged again.
-        shared.ids.forget(&id);
+        shared.ids.forget(&id, &Name::Charge(charged.number));
     }
     Ok((refunded, refunded_document(refunded)))
 }
@@ -515,18 +532,18 @@ fn renew(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
     });
     if let Some((id, lasts)) = asked.filter(|_| held) {
         // Not above: a question with an id adds its lease while its id is locked.
-        shared.ids.prolong(&id, lasts);
+        shared.ids.prolong(&id, &Name::Lease(&lease), lasts);
     }
     if let Some(open) = over {
         // Of several limits, some may still hold.
-        shared.release(worker, open);
+        shared.release(worker, &lease, open);
     }
     Ok((held, held_document(held)))
 }
 
 fn release(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
     let LeaseQuestion { lease } = read(data)?;
-    let released = shared.leases.take(&lease).is_some_and(|open| shared.release(worker, open));
+    let released = shared.leases.take(&lease).is_some_and(|open| shared.release(worker, &lease, open));
     Ok((released, released_document(released)))
 }
 

@@ -14,7 +14,7 @@ pub type Number = (u64, u64);
 
 /// Limits are named, as their numbers are those of one version of the rules. Keys are hashes: a key may be longer than a
 /// question.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Charged {
     pub number: Number,
@@ -31,6 +31,12 @@ impl Charged {
         let charges =
             charges.into_iter().map(|one| (plan.limits[one.limit].name.clone(), one.hash, one.cost, one.charge));
         Charged { number: (time_ns, number), request_id, charges: charges.collect() }
+    }
+
+    /// Bytes of its texts and charges.
+    pub fn size(&self) -> usize {
+        let of_charges = self.charges.iter().map(|charge| size_of_val(charge) + charge.0.len());
+        of_charges.sum::<usize>() + self.request_id.as_ref().map_or(0, String::len)
     }
 
     /// Hexadecimal digits, so that nobody takes it for a document.
@@ -50,9 +56,9 @@ impl Charged {
     }
 
     /// With the numbers that the limits have in the plan; those that it doesn't have any more are left out.
-    pub fn charges(self, plan: &Plan) -> Vec<Charge> {
-        let numbered = self.charges.into_iter().filter_map(|(name, hash, cost, charge)| {
-            let limit = plan.limits.iter().position(|limit| limit.name == name && limit.concurrency.is_none())?;
+    pub fn charges(&self, plan: &Plan) -> Vec<Charge> {
+        let numbered = self.charges.iter().filter_map(|&(ref name, hash, cost, charge)| {
+            let limit = plan.limits.iter().position(|limit| limit.name == *name && limit.concurrency.is_none())?;
             Some(Charge { limit, hash, cost, charge })
         });
         numbered.collect()

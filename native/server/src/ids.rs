@@ -7,6 +7,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::charges::{Charged, Number};
+
 /// For so long, a question may be sent again.
 pub const LASTS: Duration = Duration::from_secs(300);
 /// Ids that can be looked up at once.
@@ -14,7 +16,7 @@ const PARTS: usize = 16;
 /// Bytes of the ids and replies of each part.
 const MOST_BYTES: usize = 4 << 20;
 /// Bytes of an entry beside its texts, about.
-const OF_ENTRY: usize = 160;
+const OF_ENTRY: usize = 256;
 
 /// A reply to a question.
 pub struct Reply {
@@ -22,11 +24,41 @@ pub struct Reply {
     pub text: String,
     /// For so long it may be sent again, at most `LASTS`.
     pub lasts: Duration,
+    pub taken: Taken,
+}
+
+/// What a question has taken that can be given back.
+#[derive(Clone, Default)]
+pub struct Taken {
+    pub charge: Option<Charged>,
+    /// The id of the lease.
+    pub lease: Option<String>,
+}
+
+/// By what a reply is found: another one with the same id may have come since.
+pub enum Name<'a> {
+    Charge(Number),
+    Lease(&'a str),
+}
+
+impl Taken {
+    /// Bytes of its texts.
+    fn size(&self) -> usize {
+        self.charge.as_ref().map_or(0, Charged::size) + self.lease.as_ref().map_or(0, String::len)
+    }
+
+    fn has(&self, name: &Name<'_>) -> bool {
+        match name {
+            Name::Charge(number) => self.charge.as_ref().is_some_and(|charge| charge.number == *number),
+            Name::Lease(id) => self.lease.as_deref() == Some(*id),
+        }
+    }
 }
 
 struct Known {
     question: u64,
     text: String,
+    taken: Taken,
     /// Until then it may be sent again, and may be prolonged up to its end.
     until: Instant,
     end: Instant,
@@ -66,22 +98,32 @@ impl Default for Ids {
 impl Ids {
     /// The reply to a question with an id: the first one that was allowed, or that of `decide`.
     ///
-    /// Others with the same id wait for it. An error if the id was another question's.
+    /// If the first one is over, the question is decided anew: before, `undo` gives back what it has taken. Others with
+    /// the same id wait for it. An error if the id was another question's.
     pub fn once(
         &self,
         id: &str,
         question: &str,
         decide: impl FnOnce() -> Result<Reply, String>,
+        undo: impl FnOnce(&Taken),
     ) -> Result<Reply, String> {
         let question = self.hasher.hash_one(question);
         let mut part = self.part(id);
         let now = Instant::now();
         part.forget_old(now);
-        if let Some(known) = part.replies.get(id).filter(|known| known.until > now) {
-            if known.question != question {
+        if let Some(known) = part.replies.get(id) {
+            let (is_same, is_over) = (known.question == question, known.until <= now);
+            if !is_over && !is_same {
                 return Err(format!("the request_id {id:?} was that of another question"));
             }
-            return Ok(Reply { allowed: true, text: known.text.clone(), lasts: known.until - now });
+            if !is_over {
+                let (text, taken) = (known.text.clone(), known.taken.clone());
+                return Ok(Reply { allowed: true, text, lasts: known.until - now, taken });
+            }
+            if is_same {
+                undo(&known.taken);
+                part.replies.remove(id);
+            }
         }
         let reply = decide()?;
         if reply.allowed {
@@ -90,16 +132,19 @@ impl Ids {
         Ok(reply)
     }
 
-    /// The reply with this id may be sent again for so long from now on, as far as `LASTS` allows.
-    pub fn prolong(&self, id: &str, lasts: Duration) {
-        if let Some(known) = self.part(id).replies.get_mut(id) {
+    /// The reply with this id and name may be sent again for so long from now on, as far as `LASTS` allows.
+    pub fn prolong(&self, id: &str, name: &Name<'_>, lasts: Duration) {
+        if let Some(known) = self.part(id).replies.get_mut(id).filter(|known| known.taken.has(name)) {
             known.until = (Instant::now() + lasts).min(known.end);
         }
     }
 
-    /// The next question with this id is another one.
-    pub fn forget(&self, id: &str) {
-        self.part(id).replies.remove(id);
+    /// The next question with the id of the reply with this name is another one.
+    pub fn forget(&self, id: &str, name: &Name<'_>) {
+        let mut part = self.part(id);
+        if part.replies.get(id).is_some_and(|known| known.taken.has(name)) {
+            part.replies.remove(id);
+        }
     }
 
     fn part(&self, id: &str) -> MutexGuard<'_, Part> {
@@ -110,14 +155,14 @@ impl Ids {
 
 impl Part {
     fn add(&mut self, id: &str, question: u64, reply: &Reply, now: Instant) {
-        let (text, end) = (reply.text.clone(), now + LASTS);
-        let size = 2 * id.len() + text.len() + OF_ENTRY;
+        let (text, taken, end) = (reply.text.clone(), reply.taken.clone(), now + LASTS);
+        let size = 2 * id.len() + text.len() + taken.size() + OF_ENTRY;
         let number = self.count;
         self.count += 1;
         self.bytes += size;
         self.order.push_back(Place { id: id.to_owned(), number, end, size });
         let until = (now + reply.lasts).min(end);
-        self.replies.insert(id.to_owned(), Known { question, text, until, end, number });
+        self.replies.insert(id.to_owned(), Known { question, text, taken, until, end, number });
         while self.bytes > MOST_BYTES {
             self.remove_oldest();
         }
@@ -148,8 +193,13 @@ mod tests {
     }
 
     fn lasting(ids: &Ids, id: &str, question: &str, text: &str, lasts: Duration) -> Result<String, String> {
-        let reply = ids.once(id, question, || Ok(Reply { allowed: true, text: text.to_owned(), lasts }));
-        reply.map(|reply| reply.text)
+        let undo = |taken: &Taken| assert!(taken.has(&Name::Lease("lease")));
+        ids.once(id, question, || Ok(of_lease("lease", text, lasts)), undo).map(|reply| reply.text)
+    }
+
+    fn of_lease(lease: &str, text: &str, lasts: Duration) -> Reply {
+        let taken = Taken { lease: Some(lease.to_owned()), charge: None };
+        Reply { allowed: true, text: text.to_owned(), lasts, taken }
     }
 
     #[test]
@@ -158,15 +208,17 @@ mod tests {
         assert_eq!(reply(&ids, "a", "q", "first").unwrap(), "first");
         assert_eq!(reply(&ids, "a", "q", "second").unwrap(), "first");
         assert!(reply(&ids, "a", "other", "third").is_err());
-        ids.forget("a");
+        ids.forget("a", &Name::Lease("another"));
+        assert!(reply(&ids, "a", "other", "third").is_err());
+        ids.forget("a", &Name::Lease("lease"));
         assert_eq!(reply(&ids, "a", "other", "third").unwrap(), "third");
     }
 
     #[test]
     fn a_denial_is_not_remembered() {
         let ids = Ids::default();
-        let denied = Reply { allowed: false, text: "denied".to_owned(), lasts: LASTS };
-        assert!(!ids.once("a", "q", || Ok(denied)).unwrap().allowed);
+        let denied = Reply { allowed: false, ..of_lease("lease", "denied", LASTS) };
+        assert!(!ids.once("a", "q", || Ok(denied), |_| panic!("nothing was taken")).unwrap().allowed);
         assert_eq!(reply(&ids, "a", "q", "later").unwrap(), "later");
     }
 
@@ -175,8 +227,26 @@ mod tests {
         let ids = Ids::default();
         assert_eq!(lasting(&ids, "a", "q", "first", Duration::ZERO).unwrap(), "first");
         assert_eq!(lasting(&ids, "a", "q", "second", Duration::ZERO).unwrap(), "second");
-        ids.prolong("a", LASTS);
-        assert_eq!(lasting(&ids, "a", "q", "third", Duration::ZERO).unwrap(), "second");
+        ids.prolong("a", &Name::Lease("another"), LASTS);
+        assert_eq!(lasting(&ids, "a", "q", "third", Duration::ZERO).unwrap(), "third");
+        ids.prolong("a", &Name::Lease("lease"), LASTS);
+        assert_eq!(lasting(&ids, "a", "q", "fourth", Duration::ZERO).unwrap(), "third");
+    }
+
+    #[test]
+    fn what_a_reply_has_taken_is_given_back_before_its_question_is_decided_anew() {
+        let ids = Ids::default();
+        let mut undone = Vec::new();
+        let mut ask = |question: &str, lease: &str| {
+            let undo = |taken: &Taken| undone.extend(taken.lease.clone());
+            ids.once("a", question, || Ok(of_lease(lease, "", Duration::ZERO)), undo).unwrap();
+            undone.clone()
+        };
+        assert!(ask("q", "first").is_empty());
+        assert_eq!(ask("q", "second"), ["first"]);
+        // What another question has taken is not that one's.
+        assert_eq!(ask("other", "third"), ["first"]);
+        assert_eq!(ask("other", "fourth"), ["first", "third"]);
     }
 
     #[test]

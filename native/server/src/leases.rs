@@ -66,19 +66,11 @@ impl Leases {
         (false, all.remove(id).map(|(open, _)| open))
     }
 
-    /// Forget those whose time is over: the ids of the questions by which they were taken.
-    pub fn sweep(&self) -> Vec<String> {
+    /// Forget those whose time is over.
+    pub fn sweep(&self) {
         let now = Instant::now();
-        let mut ids = Vec::new();
-        self.locked().retain(|_, (open, end)| {
-            // A lease by the store's clock lasts up to a sixteenth longer.
-            let is_open = *end + open.longest / 8 > now;
-            if !is_open {
-                ids.extend(open.request_id.take());
-            }
-            is_open
-        });
-        ids
+        // A lease by the store's clock lasts up to a sixteenth longer.
+        self.locked().retain(|_, (open, end)| *end + open.longest / 8 > now);
     }
 
     fn locked(&self) -> MutexGuard<'_, HashMap<String, (Open, Instant)>> {
@@ -91,7 +83,7 @@ mod tests {
     use super::*;
 
     fn open(longest: Duration) -> Open {
-        Open { held: Vec::new(), request_id: Some("one".to_owned()), lasts: Duration::ZERO, longest }
+        Open { held: Vec::new(), request_id: None, lasts: Duration::ZERO, longest }
     }
 
     #[test]
@@ -108,7 +100,7 @@ mod tests {
     fn a_lease_whose_time_is_over_is_forgotten() {
         let leases = Leases::default();
         let (old, new) = (leases.add(open(Duration::ZERO)), leases.add(open(Duration::from_secs(60))));
-        assert_eq!(leases.sweep(), ["one"]);
+        leases.sweep();
         assert!(leases.take(&old).is_none() && leases.take(&new).is_some());
     }
 }
