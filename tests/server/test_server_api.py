@@ -257,7 +257,7 @@ def test_an_acquisition_that_is_sent_again_after_its_lease_is_another_one(serve:
 
 
 def test_what_an_answer_that_is_over_still_holds_comes_back_before_the_next_one(serve: Serve) -> None:
-    rules = HELD.replace('lease = "1 hour"', 'lease = "200ms"').replace('"started", "jobs"', '"started", "jobs", "slots"')
+    rules = HELD.replace('lease = "1 hour"', 'lease = "200ms"').replace('"jobs"]', '"jobs", "slots"]')
     slots = '[limits.slots]\nalgorithm = "concurrency"\nlimit = 1\nlease = "1 hour"\n'
     server = serve(slots + rules, "--no-proxies")
     question = {"uri": "/jobs", "client": CLIENT, "request_id": "one", "refundable": True}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -730,6 +731,27 @@ def test_a_lease_of_an_answer_that_is_replaced_is_released(redis: RedisServer, t
         assert [first.allowed, second.allowed, second.is_first] == [True, True, True]
         assert holding(redis) == 1
         assert plan.charging.release(first.lease) is False
+
+
+def test_a_renewal_of_a_lease_that_is_forgotten_meanwhile_holds_nothing(redis: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD}")
+    with RedisStore(redis.url, timeout=60) as store:
+        plan: Any = plan_of(file, store, holds_permits=True)
+        [jobs] = [number for number, limiter in enumerate(plan.charging._limiters) if limiter.name == "jobs"]
+        leases = plan.charging._remembered.leases
+        lease = plan.charging.hold([(jobs, JOB["client"], 1)], None, False).lease
+        held = leases.get(lease)
+        [of_jobs] = held.leases
+
+        def renewing() -> Generator[Any, Any, bool]:
+            is_held: bool = yield from of_jobs.renewing()
+            leases.remove(lease)
+            return is_held
+
+        held.leases = [SimpleNamespace(renewing=renewing, releasing=of_jobs.releasing)]
+        assert plan.charging.renew(lease) is False
+        assert holding(redis) == 0
 
 
 # What a server remembers
