@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from decision_server import DecisionServer
 
-from forebay import Concurrency, Store
+from forebay import Concurrency, FixedWindow, Store
 
 Serve = Callable[..., DecisionServer]
 
@@ -166,8 +166,8 @@ def test_a_reservation_of_several_limits_books_all_or_none(api: DecisionServer) 
         ("decide", {"max_delay": 1}, "is for /v1/reserve"),
         ("peek", {"request_id": "a"}, "charges nothing"),
         ("peek", {"refundable": True}, "charges nothing"),
-        ("decide", {"request_id": ""}, "has 1 to 256 bytes"),
-        ("decide", {"request_id": "a" * 257}, "has 1 to 256 bytes"),
+        ("decide", {"request_id": ""}, "has 1 to 256 characters"),
+        ("decide", {"request_id": "a" * 257}, "has 1 to 256 characters"),
     ],
 )
 def test_a_question_for_another_call_is_refused(
@@ -183,10 +183,38 @@ def test_a_question_that_is_sent_again_is_charged_once(api: DecisionServer) -> N
     first = api.ask("decide", **question)
     assert api.ask("decide", **question) == first
     assert left(api) == 2
-    assert api.ask("batch", requests=[question])["replies"][0]["error"].endswith("was that of another question")
+    assert api.ask("batch", requests=[question])["replies"][0]["error"].endswith("another question: make one for each")
     reply = api.ask("decide", **{**question, "uri": "/api/y"})
-    assert (reply["http"], reply["error"]) == (422, 'the request_id "one" was that of another question')
+    assert (reply["http"], reply["error"]) == (
+        422,
+        'the request_id "one" was that of another question: make one for each',
+    )
     assert left(api) == 2
+
+
+def test_a_request_id_has_a_number_of_characters(api: DecisionServer) -> None:
+    question = {"uri": "/api/x", "client": CLIENT}
+    assert api.ask("decide", **question, request_id="\u00e9" * 256)["allowed"]
+    for request_id in ("", "\u00e9" * 257):
+        reply = api.ask("decide", **question, request_id=request_id)
+        assert (reply["http"], reply["error"]) == (422, "a request_id has 1 to 256 characters")
+
+
+def test_what_a_full_store_has_allowed_gives_nothing_back(serve: Serve, store_name: str) -> None:
+    server = serve(RULES, store=f"shm:///{store_name}?keys=64&on_full=allow")
+    question = {"uri": "/api/x", "client": CLIENT}
+    with Store(store_name, keys=64, on_full="allow") as store:
+        others = FixedWindow(store, "others", "9/hour")
+        for number in range(3000):
+            others.allow(number)
+        uncounted = [server.ask("decide", **question, refundable=True) for _ in range(4)]
+        assert all(reply["allowed"] for reply in uncounted)
+        for number in range(3000):
+            others.reset(number)
+    assert [server.ask("decide", **question)["allowed"] for _ in range(4)] == [True, True, True, False]
+    for reply in uncounted:
+        server.ask("refund", charge=reply["charge"])
+    assert not server.ask("decide", **question)["allowed"]
 
 
 def test_a_denied_question_is_decided_again(api: DecisionServer) -> None:

@@ -773,7 +773,7 @@ def test_the_newest_answers_are_remembered() -> None:
 
     first = ask("first")
     assert (first.is_first, ask("first")) == (True, first.given_again())
-    assert ask("first", "other") == "the request_id 'first' was that of another question"
+    assert ask("first", "other") == "the request_id 'first' was that of another question: make one for each"
     assert ask("first", charged="other limits").is_first
     answers.forget("charge of first")
     assert ask("first").is_first

@@ -30,6 +30,7 @@ pub const DESCRIPTION: &str = include_str!("../openapi.json");
 const NS: f64 = 1e9;
 /// Seconds. A longer delay is a mistake of units.
 const LONGEST_DELAY_S: f64 = 86_400.0;
+/// Characters.
 const LONGEST_ID: usize = 256;
 /// Requests of a batch. A reply may be a hundred times as long as its question.
 const LARGEST_BATCH: usize = 256;
@@ -268,8 +269,8 @@ impl<'a> Described<'a> {
         if client.is_none() && address.is_some() {
             return Err("the rules need the client's address: send client, such as \"203.0.113.7\"".to_owned());
         }
-        if question.request_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > LONGEST_ID) {
-            return Err(format!("a request_id has 1 to {LONGEST_ID} bytes"));
+        if question.request_id.as_ref().is_some_and(|id| id.is_empty() || id.chars().count() > LONGEST_ID) {
+            return Err(format!("a request_id has 1 to {LONGEST_ID} characters"));
         }
         let mode = match (call, question.max_delay) {
             (AskedBy::Reserve, Some(delay_s)) if (0.0..=LONGEST_DELAY_S).contains(&delay_s) => {

@@ -422,14 +422,21 @@ impl Thread {
         checked(unsafe { (self.core.0.reset)(self.raw.as_ptr(), &key.request(0)) }).map(|_| ())
     }
 
-    /// Give back what still counts of an allowed request with this charge.
+    /// Give back what still counts of an allowed request with this charge. 0 is none, as of one that was allowed as the
+    /// store had no room: nothing comes back.
     pub fn refund(&self, key: &Key, cost: u64, charge: u64) -> Result<(), Failure> {
+        if charge == 0 {
+            return Ok(());
+        }
         // SAFETY: as above.
         checked(unsafe { (self.core.0.refund)(self.raw.as_ptr(), &key.request(cost), charge) }).map(|_| ())
     }
 
     /// The same for a key with this hash.
     pub fn refund_hash(&self, hash: u64, cost: u64, charge: u64) -> Result<(), Failure> {
+        if charge == 0 {
+            return Ok(());
+        }
         let request = Request { key: ptr::null(), key_size: 0, hash, ..Key::text("").request(cost) };
         // SAFETY: as above. A request without a key has its hash.
         checked(unsafe { (self.core.0.refund)(self.raw.as_ptr(), &request, charge) }).map(|_| ())

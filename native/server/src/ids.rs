@@ -114,7 +114,7 @@ impl Ids {
         if let Some(known) = part.replies.get(id) {
             let (is_same, is_over) = (known.question == question, known.until <= now);
             if !is_over && !is_same {
-                return Err(format!("the request_id {id:?} was that of another question"));
+                return Err(format!("the request_id {id:?} was that of another question: make one for each"));
             }
             if !is_over {
                 let (text, taken) = (known.text.clone(), known.taken.clone());

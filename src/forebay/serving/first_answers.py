@@ -74,7 +74,7 @@ class FirstAnswers:
             return known.answer.given_again()
         if known is not None and known.digests[0] != digests[0]:
             if not is_over:
-                return f"the request_id {request_id!r} was that of another question"
+                return f"the request_id {request_id!r} was that of another question: make one for each"
             known = None
         if known is not None and not undo(known.answer):
             # It is never given again, as a part of it may have come back: no limits have this digest.
