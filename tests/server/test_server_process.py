@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -127,14 +128,80 @@ def test_a_unix_socket_without_a_trusted_proxy_is_refused(store_name: str, tmp_p
     assert 'write "unix" among the trusted_proxies' in done.stderr
 
 
-@pytest.mark.parametrize("address", ["unix:", "nowhere", "127.0.0.1:99999"])
-def test_an_address_that_cannot_be_one_is_refused(store_name: str, tmp_path: Path, address: str) -> None:
+def test_services_name_their_clients_to_a_server_without_proxies(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "forebay.sock"
+    server = serve(RULES, "--no-proxies", head="version = 1\n", listen=("127.0.0.1:0", f"unix:{path}"))
+    question = {"uri": "/api/x", "client": "192.0.2.7"}
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=60) as client:
+        assert client.post("http://forebay/v1/decide", json=question).json()["limits"][0]["remaining"] == 2
+    assert server.ask("decide", **question)["limits"][0]["remaining"] == 1
+    assert "client" in server.ask("decide", uri="/api/x")["error"]
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("unix:", "write a path of 1 to 107 bytes"),
+        (f"unix:/{'a' * 107}", "write a path of 1 to 107 bytes"),
+        ("unix:{file}", "another file, has this path: write another one"),
+        ("nowhere", "is no address such as 127.0.0.1:7464"),
+        ("127.0.0.1:99999", "is no address such as 127.0.0.1:7464"),
+        ("127.0.0.1:{used}", "Write another port, or start both with --reuse-port"),
+    ],
+)
+def test_an_address_that_cannot_be_one_is_refused(store_name: str, tmp_path: Path, address: str, remedy: str) -> None:
     file = tmp_path / "limits.toml"
     file.write_text(f'store = "shm:///{store_name}?keys=100"\n{HEAD}{RULES}')
-    command = [sys.executable, "-m", "forebay", "serve", str(file), "--listen", address]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = address.format(file=file, used=listener.getsockname()[1])
+        command = [sys.executable, "-m", "forebay", "serve", str(file), "--listen", address]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    told = " ".join(done.stderr.split())
+    assert address in told
+    assert remedy in told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--idle", "nan"), "'--idle': nan is no number of seconds"),
+        (("--drain", "nan"), "'--drain': nan is no number of seconds"),
+        (("--token-file", "/nowhere"), "Write the path of a file with one"),
+    ],
+)
+def test_an_option_without_a_meaning_is_refused(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    command = [sys.executable, "-m", "forebay", "serve", str(tmp_path), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert repr(address).strip("'") in done.stderr
+    assert told in " ".join(done.stderr.split())
+
+
+def test_a_directory_is_no_rule_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forebay", "serve", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no rule file" in " ".join(done.stderr.split())
+
+
+def test_a_hangup_ends_no_server(serve: Serve) -> None:
+    server = serve(RULES)
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.stderr is not None
+    assert "SIGHUP reads a certificate again, and this server has none" in server.process.stderr.readline()
+    assert server.get("/healthz")[0] == 200
+    assert server.stop() == 0
+
+
+def test_a_proxy_that_is_configured_wrongly_is_reported(serve: Serve) -> None:
+    server = serve(RULES)
+    assert [server.get("/auth/nginx", CLIENT)[0] for _ in range(3)] == [500] * 3
+    assert server.stop() == 0
+    assert server.process.stderr is not None
+    [line] = server.process.stderr.read().splitlines()
+    assert (
+        line == "forebay: a proxy's question was refused: a proxy sends x-original-uri and x-original-method, each once"
+    )
 
 
 def test_a_server_may_open_a_file_for_each_connection(serve: Serve, tmp_path: Path) -> None:

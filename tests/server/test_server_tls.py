@@ -237,14 +237,20 @@ def test_files_that_are_no_certificate_and_key_are_refused(store_name: str, tmp_
     directory = tmp_path / "other"
     directory.mkdir()
     other = Files(directory)
-    missing, empty = str(tmp_path / "none"), tmp_path / "empty"
+    missing, empty, locked = str(tmp_path / "none"), tmp_path / "empty", tmp_path / "locked"
     empty.touch()
+    locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n")
     for options, reason in (
         (("--tls-certificate", str(files.certificate)), "give --tls-certificate and --tls-key"),
-        (("--tls-certificate", missing, "--tls-key", str(files.key)), "none has no certificate in PEM"),
+        (("--tls-certificate", missing, "--tls-key", str(files.key)), "none can't be read: No such file"),
         (("--tls-certificate", str(empty), "--tls-key", str(files.key)), "empty has no certificate"),
-        (("--tls-certificate", str(files.certificate), "--tls-key", missing), "none has no private key in PEM"),
-        (("--tls-certificate", str(files.certificate), "--tls-key", str(other.key)), "has no certificate of this key"),
+        (("--tls-certificate", str(files.certificate), "--tls-key", missing), "none can't be read: No such file"),
+        (("--tls-certificate", str(files.certificate), "--tls-key", str(empty)), "empty has no private key in PEM"),
+        (("--tls-certificate", str(files.certificate), "--tls-key", str(locked)), "locked has a private key with a p"),
+        (
+            ("--tls-certificate", str(files.certificate), "--tls-key", str(other.key)),
+            "has no certificate of the key in",
+        ),
     ):
         command = [sys.executable, "-m", "forebay", "serve", str(rules), "--listen", "127.0.0.1:0", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ use crate::gate::Asking;
 use crate::http::{self, Answered, LARGEST_BODY, Serving};
 use crate::live::Following;
 use crate::metrics::{self, AskedBy};
+use crate::report::report_refused;
 
 /// The thread that answers.
 pub struct Gated {
@@ -61,7 +62,10 @@ impl Gated {
             Ok(asked) => {
                 let charged = worker.charged_by_gate(&self.asking, asked, size).await;
                 // It is no permission, whatever a proxy does about errors.
-                charged.unwrap_or_else(|reason| answers::undecided(&reason).into())
+                charged.unwrap_or_else(|reason| {
+                    report_refused(&reason);
+                    answers::undecided(&reason).into()
+                })
             }
         }
     }

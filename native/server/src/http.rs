@@ -23,6 +23,7 @@ use crate::gate::Gate;
 use crate::live::{Following, Versions};
 use crate::metrics::{self, AskedBy, Counts};
 use crate::readings;
+use crate::report::report_refused;
 use crate::request::{Asked, Origin};
 
 /// Bytes of a body. More are refused.
@@ -143,7 +144,10 @@ impl Serving {
             number,
             by,
             match &asked {
-                Err(_) => metrics::Result::Refused,
+                Err(reason) => {
+                    report_refused(reason);
+                    metrics::Result::Refused
+                }
                 Ok(Outcome { denial: None, .. }) => metrics::Result::Allowed,
                 Ok(_) => metrics::Result::Denied,
             },
@@ -325,7 +329,7 @@ pub fn nothing_here() -> Answered {
 }
 
 pub fn not_allowed(methods: &'static str) -> Answered {
-    let mut response = json(StatusCode::METHOD_NOT_ALLOWED, api::refusal("this path has another method"));
+    let mut response = json(StatusCode::METHOD_NOT_ALLOWED, api::refusal(&format!("this path has {methods} only")));
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
     response
 }

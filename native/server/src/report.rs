@@ -46,6 +46,13 @@ impl Seldom {
     }
 }
 
+/// A question that is refused, by which the operator learns that a proxy or the rule file is configured wrongly: the
+/// proxy passes the reason on to nobody.
+pub fn report_refused(reason: &str) {
+    static REPORTS: Seldom = Seldom::new();
+    REPORTS.report(|| format!("a proxy's question was refused: {reason}"));
+}
+
 /// Characters of such a text.
 const MOST_SHOWN: usize = 80;
 

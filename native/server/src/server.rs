@@ -49,6 +49,8 @@ use crate::tls::Tls;
 const LARGEST_HEAD: usize = 64 << 10;
 const MOST_FIELDS: usize = 200;
 const BACKLOG: i32 = 1024;
+/// Bytes of the path of a Unix socket: Linux has 108, with a zero at the end.
+const LONGEST_SOCKET: usize = 107;
 /// Requests at once in a connection of HTTP/2.
 const MOST_STREAMS: u32 = 128;
 /// Bytes that a connection of HTTP/2 may send ahead.
@@ -102,12 +104,25 @@ impl Bound {
     pub fn new(listen: &[String], options: &Options) -> Result<Bound, String> {
         let mut bound = Bound { listeners: Vec::new(), addresses: Vec::new(), sockets: Vec::new() };
         for text in listen {
-            let refused = |error: io::Error| format!("can't listen to {text}: {error}");
-            if let Some(path) = text.strip_prefix("unix:") {
-                let path = Path::new(path);
-                if path.as_os_str().is_empty() {
-                    return Err(format!("can't listen to {text:?}: write a path, such as unix:/run/forebay.sock"));
+            let refused = |error: io::Error| match error.kind() {
+                ErrorKind::AddrInUse if text.starts_with("unix:") => {
+                    format!(
+                        "can't listen to {text}: a server that runs, or another file, has this path: write another one"
+                    )
                 }
+                ErrorKind::AddrInUse => format!(
+                    "can't listen to {text}: another process does. Write another port, or start both with --reuse-port"
+                ),
+                _ => format!("can't listen to {text}: {error}"),
+            };
+            if let Some(path) = text.strip_prefix("unix:") {
+                if path.is_empty() || path.len() > LONGEST_SOCKET {
+                    return Err(format!(
+                        "can't listen to {text:?}: write a path of 1 to {LONGEST_SOCKET} bytes, such as \
+                         unix:/run/forebay.sock"
+                    ));
+                }
+                let path = Path::new(path);
                 let listener = unix_listener(path).map_err(refused)?;
                 listener.set_nonblocking(true).map_err(refused)?;
                 bound.sockets.push(path.to_owned());
@@ -237,10 +252,8 @@ pub fn run(
     let waited = in_event_loop(async {
         // Before a client can know that the server runs, so that a signal doesn't end it at once.
         let signals = Signals::new().map_err(|error| error.to_string())?;
-        if let Some(tls) = &options.tls {
-            let hangups = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
-            spawn_local(reload(Arc::clone(tls), hangups));
-        }
+        let hangups = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
+        spawn_local(reload(options.tls.clone(), hangups));
         for number in 0..options.threads {
             let listeners = bound.listeners.iter().map(Listener::try_clone).collect::<io::Result<Vec<_>>>();
             let listeners = listeners.map_err(|error| error.to_string())?;
@@ -300,11 +313,13 @@ impl Signals {
     }
 }
 
-/// Read the certificate again at each SIGHUP.
-async fn reload(tls: Arc<Tls>, mut hangups: Signal) {
+/// Read the certificate again at each SIGHUP. Without one, the signal ends no server either.
+async fn reload(tls: Option<Arc<Tls>>, mut hangups: Signal) {
     while hangups.recv().await.is_some() {
-        if let Err(reason) = tls.reload() {
-            report(&format!("the earlier certificate is used further: {reason}"));
+        match tls.as_ref().map(|tls| tls.reload()) {
+            None => report("SIGHUP reads a certificate again, and this server has none: it goes on as before"),
+            Some(Err(reason)) => report(&format!("the earlier certificate is used further: {reason}")),
+            Some(Ok(())) => {}
         }
     }
 }

@@ -1,5 +1,6 @@
 //! TLS by rustls: a certificate and its key from files, which are read again at SIGHUP, and the handshakes of clients.
 
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -12,13 +13,16 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{Error, InvalidMessage, ServerConfig};
+use tokio_rustls::rustls::{AlertDescription, Error, InvalidMessage, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
 use crate::report::Seldom;
 
 /// For a whole handshake, at most.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// In the PEM of a private key with a passphrase.
+const ENCRYPTED: &[u8] = b"ENCRYPTED";
 
 /// What connections over TCP begin with.
 pub struct Tls {
@@ -76,6 +80,9 @@ impl Reports {
             Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => self
                 .without_tls
                 .report(|| format!("{peer} has sent something else than TLS: let it ask by https, or by TLS")),
+            Some(Error::AlertReceived(AlertDescription::CertificateExpired)) => self.refused.report(|| {
+                format!("{peer} has refused the TLS handshake: the certificate has expired. Renew it, and send SIGHUP")
+            }),
             Some(Error::AlertReceived(alert)) => self.refused.report(|| {
                 format!("{peer} has refused the TLS handshake: {alert:?}. Does it trust the certificate's issuer?")
             }),
@@ -88,18 +95,39 @@ impl Reports {
     }
 }
 
+fn read(file: &Path) -> Result<Vec<u8>, String> {
+    fs::read(file).map_err(|error| format!("{} can't be read: {error}", file.display()))
+}
+
 fn configuration(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
-    let unread = |file: &Path, what: &str, reason: String| format!("{} has no {what}: {reason}", file.display());
-    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let chain = chain.map_err(|error| unread(certificate, "certificate in PEM", error.to_string()))?;
-    let secret = PrivateKeyDer::from_pem_file(key);
-    let secret = secret.map_err(|error| unread(key, "private key in PEM", error.to_string()))?;
+    let (of_certificate, of_key) = (read(certificate)?, read(key)?);
+    let chain = CertificateDer::pem_slice_iter(&of_certificate).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| format!("{} has no certificate in PEM: {error}", certificate.display()))?;
+    if chain.is_empty() {
+        return Err(format!(
+            "{} has no certificate in PEM: write the certificate and its chain",
+            certificate.display()
+        ));
+    }
+    if of_key.windows(ENCRYPTED.len()).any(|bytes| bytes == ENCRYPTED) {
+        return Err(format!(
+            "{} has a private key with a passphrase, for which the server can't ask: write the key without one",
+            key.display()
+        ));
+    }
+    let secret = PrivateKeyDer::from_pem_slice(&of_key);
+    let secret = secret.map_err(|error| format!("{} has no private key in PEM: {error}", key.display()))?;
     let mut built = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_no_client_auth()
         .with_single_cert(chain, secret)
-        .map_err(|error| unread(certificate, "certificate of this key", error.to_string()))?;
+        .map_err(|error| match error {
+            Error::InconsistentKeys(_) => {
+                format!("{} has no certificate of the key in {}", certificate.display(), key.display())
+            }
+            other => format!("{} has a certificate that can't be used: {other}", certificate.display()),
+        })?;
     built.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(built))
 }

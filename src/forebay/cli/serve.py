@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import resource
@@ -33,6 +34,16 @@ _CLOSING_S: Final = 1.0
 """For a store over Redis, whatever else has taken the time of --drain."""
 
 
+class _Seconds(click.FloatRange):
+    """A range without "nan", which is below and above nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return seconds
+
+
 @click.command("serve")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
@@ -49,14 +60,14 @@ _CLOSING_S: Final = 1.0
 )
 @click.option(
     "--idle",
-    type=click.FloatRange(0.1, 86_400),
+    type=_Seconds(0.1, 86_400),
     default=75.0,
     show_default=True,
     help="Close a connection after so many seconds without a whole request.",
 )
 @click.option(
     "--drain",
-    type=click.FloatRange(0, 86_400),
+    type=_Seconds(0, 86_400),
     default=10.0,
     show_default=True,
     help="At the end, wait so many seconds for requests that are under way.",
@@ -110,7 +121,7 @@ def command(
     if tier_header is not None and not TOKEN.fullmatch(tier_header):
         raise click.UsageError(f"a header field has a name such as X-Tier, not {short_repr(tier_header)}")
     # Live rules may be in the store already.
-    if not live and not file.exists():
+    if not live and not file.is_file():
         raise click.UsageError(f"there is no rule file {printable(str(file))}: write the path of one")
     try:
         # A distribution of its own, in Rust.
@@ -122,7 +133,7 @@ def command(
     warnings.simplefilter("ignore", LimitsDisabledWarning)
     try:
         plan, plans = _plan_of(file, store, tier_header, live=live, holds_permits=no_proxies)
-        if not plan.trusts_unix and any(address.startswith("unix:") for address in listen):
+        if not no_proxies and not plan.trusts_unix and any(address.startswith("unix:") for address in listen):
             raise click.UsageError(
                 'a peer behind a unix: socket names the client, so write "unix" among the trusted_proxies of the file'
             )
@@ -145,10 +156,9 @@ def command(
     except (ForebayError, ImportError, OSError, ValueError) as error:
         print_error(error)
         sys.exit(2)
-    # The server ends by it, not by an exception of Python.
+    # The server acts on them, not Python.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if tls_certificate is not None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def ready() -> None:
         for address in server.addresses:
@@ -231,10 +241,10 @@ def _token_in(file: Path) -> str:
     try:
         token = file.read_bytes().strip()
     except OSError as error:
-        raise click.UsageError(f"the token can't be read: {error}") from None
+        raise click.UsageError(f"the token can't be read: {error}. Write the path of a file with one") from None
     if not re.fullmatch(rb"[!-~]{16,1024}", token):
         raise click.UsageError(
-            f"{printable(str(file))} has no token: write at least 16 characters of ASCII without spaces, such as "
+            f"{printable(str(file))} has no token: write 16 to 1024 characters of ASCII without spaces, such as "
             "`openssl rand -hex 32` prints"
         )
     return token.decode()

@@ -20,13 +20,13 @@ from forebay.rules.keys import Alternative, Functions, RuleKey
 from forebay.rules.live.carrying import links_of, marks_of
 from forebay.rules.live.standing import Standing
 from forebay.rules.loading import check, load_built
-from forebay.rules.model import FileRule, RuleFile
+from forebay.rules.model import ClientPart, FileRule, RuleFile
 from forebay.rules.overrides import DENIED, response_of
 from forebay.rules.problems import Problems
 from forebay.rules.refusals import BuiltDeny
 from forebay.serving.gated import GatePlan, charging_of
 from forebay.serving.remembered import Remembered
-from forebay.serving.unserved import refuse_unserved
+from forebay.serving.unserved import needs_client, refuse_unserved
 from forebay.store import Store
 from forebay.urls import connect
 from forebay.web import Answer, Ban
@@ -298,12 +298,13 @@ def _limit(limiter: Any) -> dict[str, Any]:
 
 
 def _client(spec: RuleFile) -> dict[str, Any] | None:
-    client = spec.client or None
-    if client is None or not client.trusted_proxies:
+    client = spec.client or ClientPart()
+    proxies = client.trusted_proxies or ()
+    if not proxies and not needs_client(spec):
         return None
     return {
-        "trusted": _networks(proxy for proxy in client.trusted_proxies if proxy != UNIX),
-        "trusts_unix": UNIX in client.trusted_proxies,
+        "trusted": _networks(proxy for proxy in proxies if proxy != UNIX),
+        "trusts_unix": UNIX in proxies,
         "field": (client.header or "").lower() or None,
         "ipv4_prefix": client.ipv4_prefix or 32,
         "ipv6_prefix": client.ipv6_prefix or 64,

@@ -16,7 +16,7 @@ with Needs("rules", __name__):
     import msgspec
     from msgspec import UNSET
 
-__all__ = ["refuse_unserved"]
+__all__ = ["needs_client", "refuse_unserved"]
 
 _NO_RESPONSES: Final = "the server sees no response"
 _NO_END: Final = "the server doesn't see when a request ends"
@@ -54,6 +54,18 @@ def refuse_unserved(
     _Refusals(file, document, problems, has_tiers, holds_permits).refuse()
 
 
+def needs_client(file: RuleFile) -> bool:
+    """Whether a rule or a deny list needs the address of a request's client."""
+    return bool(file.deny) or any(
+        "address" in _words_of_key(rule) or rule.address or rule.except_address for rule in file.rules
+    )
+
+
+def _words_of_key(rule: FileRule) -> list[str]:
+    keys = [rule.key] if isinstance(rule.key, str) else rule.key
+    return [one.strip() for text in keys for one in text.split("|")]
+
+
 class _Refusals:
     def __init__(
         self,
@@ -65,7 +77,6 @@ class _Refusals:
     ) -> None:
         self._file, self._document, self._problems = file, document, problems
         self._has_tiers, self._holds_permits = has_tiers, holds_permits
-        self._needs_client = False
 
     def refuse(self) -> None:
         self._unknown(self._file, (), _OF_FILES)
@@ -74,11 +85,12 @@ class _Refusals:
         for number, rule in enumerate(self._file.rules):
             self._rule(rule, ("rules", number))
         for number, deny in enumerate(self._file.deny or ()):
-            self._needs_client = True
             self._unknown(deny, ("deny", number), _OF_DENIES)
             self._response(deny, ("deny", number))
         client = self._file.client
-        if self._needs_client and (client is UNSET or client.trusted_proxies is UNSET):
+        # Services name the client in each question.
+        is_unnamed = not self._holds_permits and (client is UNSET or client.trusted_proxies is UNSET)
+        if is_unnamed and needs_client(self._file):
             self._refuse(
                 ("client",),
                 "the server's peers are proxies, so each request would count for the proxy's address: name them, "
@@ -108,9 +120,7 @@ class _Refusals:
     def _rule(self, rule: FileRule, path: Path) -> None:
         self._unknown(rule, path, _OF_RULES)
         self._response(rule, path)
-        keys = [rule.key] if isinstance(rule.key, str) else rule.key
-        words = [one.strip() for text in keys for one in text.split("|")]
-        self._needs_client |= "address" in words or bool(rule.address or rule.except_address)
+        words = _words_of_key(rule)
         if "user" in words:
             reason = 'an application authenticates users, and the server has none: write "header:NAME" of a field '
             self._refuse((*path, "key"), f"{reason}that your proxy sets")

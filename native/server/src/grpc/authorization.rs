@@ -18,7 +18,7 @@ use crate::gated::Gated;
 use crate::http::{Answering, Serving, trusted};
 use crate::metrics::{self, AskedBy};
 use crate::readings;
-use crate::report::shown;
+use crate::report::{report_refused, shown};
 use crate::request::{Asked, Origin};
 
 /// Header fields of a request. Envoy takes 100 by default.
@@ -60,7 +60,10 @@ fn answered(serving: &Serving, number: usize, decided: Result<Outcome, Status>) 
         number,
         AskedBy::Authorization,
         match &decided {
-            Err(_) => metrics::Result::Refused,
+            Err(status) => {
+                report_refused(status.message());
+                metrics::Result::Refused
+            }
             Ok(Outcome { denial: None, .. }) => metrics::Result::Allowed,
             Ok(_) => metrics::Result::Denied,
         },

@@ -21,7 +21,7 @@ use crate::metrics::{self, AskedBy};
 use crate::plan::Plan;
 use crate::question::PIECE;
 use crate::readings::{self, Readings};
-use crate::report::shown;
+use crate::report::{report_refused, shown};
 use crate::request::{Asked, Origin};
 
 const NS: u64 = 1_000_000_000;
@@ -84,7 +84,10 @@ fn answered(
         number,
         AskedBy::RateLimit,
         match &decided {
-            Err(_) => metrics::Result::Refused,
+            Err(status) => {
+                report_refused(status.message());
+                metrics::Result::Refused
+            }
             Ok(Outcome { denial: Some(_), .. }) => metrics::Result::Denied,
             Ok(outcome) if outcome.decisions.is_empty() => metrics::Result::Unmatched,
             Ok(_) => metrics::Result::Allowed,
