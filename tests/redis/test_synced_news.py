@@ -201,6 +201,17 @@ def test_one_process_of_a_host_listens(server: RedisServer, client: redis.Redis)
                 one.synced.close()
 
 
+def test_host_listens_for_as_many_limiters_as_a_store_has(server: RedisServer, client: redis.Redis) -> None:
+    with (
+        Store.private(keys=100) as store,
+        RedisStore(server.url, timeout=60) as redis_store,
+        SyncedStore(redis_store, store, "1 minute", keys=1, push=True) as synced,
+    ):
+        for number in range(200):
+            FixedWindow(synced, f"limit {number}", "9/hour")
+        until(lambda: len(client.pubsub_channels()) == 200, "a channel of each limiter")
+
+
 def test_child_listens_when_its_parent_does_not_any_more(
     server: RedisServer, client: redis.Redis, in_child: Callable[..., Any]
 ) -> None:

@@ -28,13 +28,13 @@ from forebay.redis.synced.background import Background
 from forebay.redis.synced.exchange import Exchange
 from forebay.redis.synced.exchanger import Exchanger
 from forebay.redis.transport.clients import connection_that_listens
+from forebay.segment.layout import LIMITER_CAPACITY
 from forebay.store import Store
 
 __all__ = ["Listener", "check_can_listen"]
 
 TURNS: Final = "forebay.news"
 LEASE: Final = timedelta(minutes=1)
-MOST_EXCHANGES: Final = 64
 TURN_S: Final = 1.0
 """The time between two looks whether this process has to listen."""
 TICK_S: Final = 0.1
@@ -75,7 +75,7 @@ class Listener(Background):
     def __init__(self, redis_store: RedisStore, host_store: Store, exchanger: Exchanger, interval_ns: int) -> None:
         self._redis_store, self._host_store, self._exchanger = redis_store, host_store, exchanger
         self._gap_s = min(interval_ns / NS / READS_PER_INTERVAL, LONGEST_GAP_S)
-        self._permits = Concurrency(host_store, TURNS, 1, LEASE, keys=MOST_EXCHANGES)
+        self._permits = Concurrency(host_store, TURNS, 1, LEASE, keys=LIMITER_CAPACITY)
         self.heard = self.ignored = 0
         super().__init__()
 
