@@ -184,6 +184,17 @@ def test_a_directory_is_no_rule_file(tmp_path: Path) -> None:
     assert "there is no rule file" in " ".join(done.stderr.split())
 
 
+def test_a_warning_names_no_line_of_code(serve: Serve, store_name: str) -> None:
+    with Store(store_name, keys=100):
+        server = serve(RULES)
+    assert server.stop() == 0
+    assert server.process.stderr is not None
+    [line] = server.process.stderr.read().splitlines()
+    assert line.startswith("forebay: ")
+    assert "100" in line
+    assert ".py" not in line
+
+
 def test_a_hangup_ends_no_server(serve: Serve) -> None:
     server = serve(RULES)
     server.process.send_signal(signal.SIGHUP)

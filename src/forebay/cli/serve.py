@@ -131,6 +131,11 @@ def command(
         sys.exit(2)
     # The log says it.
     warnings.simplefilter("ignore", LimitsDisabledWarning)
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        errors.print(f"forebay: {printable(str(message))}")
+
+    warnings.showwarning = show
     try:
         plan, plans = _plan_of(file, store, tier_header, live=live, holds_permits=no_proxies)
         if not no_proxies and not plan.trusts_unix and any(address.startswith("unix:") for address in listen):

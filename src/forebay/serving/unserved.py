@@ -22,6 +22,7 @@ _NO_RESPONSES: Final = "the server sees no response"
 _NO_END: Final = "the server doesn't see when a request ends"
 _NO_BODIES: Final = "the server sees no body"
 _NO_TURNS: Final = "the server answers at once, and holds no request back"
+_NO_LOAD: Final = "the server sees no load of the application"
 _NO_TIERS: Final = "no field names the tier: start the server with --tier-header NAME, a field that your proxy sets"
 
 # The words that the server knows, and why it doesn't know others.
@@ -35,6 +36,7 @@ _REASONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("charge_on",), _NO_RESPONSES),
     **dict.fromkeys(("bytes", "after", "most_wait", "most_held"), _NO_BODIES),
     **dict.fromkeys(("delay", "most_delayed"), _NO_TURNS),
+    **dict.fromkeys(("shedders", "priority", "otherwise"), _NO_LOAD),
 }
 _REMEDY: Final = "leave it out, or leave the rule to the middleware of the application"
 
