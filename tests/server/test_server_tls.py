@@ -239,6 +239,8 @@ def test_files_that_are_no_certificate_and_key_are_refused(store_name: str, tmp_
     other = Files(directory)
     missing, empty, locked = str(tmp_path / "none"), tmp_path / "empty", tmp_path / "locked"
     empty.touch()
+    joined = tmp_path / "joined"
+    joined.write_text(files.key.read_text().replace("\n", " "))
     locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n")
     for options, reason in (
         (("--tls-certificate", str(files.certificate)), "give --tls-certificate and --tls-key"),
@@ -246,6 +248,8 @@ def test_files_that_are_no_certificate_and_key_are_refused(store_name: str, tmp_
         (("--tls-certificate", str(empty), "--tls-key", str(files.key)), "empty has no certificate"),
         (("--tls-certificate", str(files.certificate), "--tls-key", missing), "none can't be read: No such file"),
         (("--tls-certificate", str(files.certificate), "--tls-key", str(empty)), "empty has no private key in PEM"),
+        (("--tls-certificate", str(files.certificate), "--tls-key", str(joined)), "joined has no private key in PEM"),
+        (("--tls-certificate", str(joined), "--tls-key", str(files.key)), "joined has no certificate in PEM"),
         (("--tls-certificate", str(files.certificate), "--tls-key", str(locked)), "locked has a private key with a p"),
         (
             ("--tls-certificate", str(files.certificate), "--tls-key", str(other.key)),
@@ -255,3 +259,5 @@ def test_files_that_are_no_certificate_and_key_are_refused(store_name: str, tmp_
         command = [sys.executable, "-m", "forebay", "serve", str(rules), "--listen", "127.0.0.1:0", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, reason in " ".join(done.stderr.split())) == (2, True), done.stderr
+        # No part of a key.
+        assert len(done.stderr) < 600

@@ -22,7 +22,9 @@ use crate::report::Seldom;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// In the PEM of a private key with a passphrase.
-const ENCRYPTED: &[u8] = b"ENCRYPTED";
+const ENCRYPTED: [&[u8]; 2] = [b"-----BEGIN ENCRYPTED", b"Proc-Type: 4,ENCRYPTED"];
+/// The parser's own error may have the file's text, and that may be a private key.
+const IN_PEM: &str = "write its BEGIN line, its text and its END line, each line by itself";
 
 /// What connections over TCP begin with.
 pub struct Tls {
@@ -102,21 +104,18 @@ fn read(file: &Path) -> Result<Vec<u8>, String> {
 fn configuration(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
     let (of_certificate, of_key) = (read(certificate)?, read(key)?);
     let chain = CertificateDer::pem_slice_iter(&of_certificate).collect::<Result<Vec<_>, _>>();
-    let chain = chain.map_err(|error| format!("{} has no certificate in PEM: {error}", certificate.display()))?;
+    let chain = chain.unwrap_or_default();
     if chain.is_empty() {
-        return Err(format!(
-            "{} has no certificate in PEM: write the certificate and its chain",
-            certificate.display()
-        ));
+        return Err(format!("{} has no certificate in PEM: {IN_PEM}", certificate.display()));
     }
-    if of_key.windows(ENCRYPTED.len()).any(|bytes| bytes == ENCRYPTED) {
+    if ENCRYPTED.iter().any(|sign| of_key.windows(sign.len()).any(|bytes| bytes == *sign)) {
         return Err(format!(
             "{} has a private key with a passphrase, for which the server can't ask: write the key without one",
             key.display()
         ));
     }
     let secret = PrivateKeyDer::from_pem_slice(&of_key);
-    let secret = secret.map_err(|error| format!("{} has no private key in PEM: {error}", key.display()))?;
+    let secret = secret.map_err(|_| format!("{} has no private key in PEM: {IN_PEM}", key.display()))?;
     let mut built = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
