@@ -22,7 +22,7 @@ use crate::plan::Plan;
 use crate::question::{Again, Done, Followup};
 use crate::readings;
 use crate::refunds::Refunds;
-use crate::report::{report, shown};
+use crate::report::{Seldom, shown};
 use crate::request::{Asked, Origin};
 
 pub const DESCRIPTION: &str = include_str!("../openapi.json");
@@ -70,7 +70,8 @@ impl Shared {
             worker.release(open.held);
         }
         if let Some(Err(reason)) = taken.charge.as_ref().map(|charged| self.give_back(worker, charged)) {
-            report(&format!("a charge stays: {reason}"));
+            static REPORTS: Seldom = Seldom::new();
+            REPORTS.report(|| format!("a charge stays: {reason}"));
         }
     }
 }
@@ -526,15 +527,12 @@ fn refund(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
 
 fn renew(worker: &Worker, shared: &Shared, data: &[u8]) -> Replied {
     let LeaseQuestion { lease } = read(data)?;
-    let mut asked = None;
-    let (held, over) = shared.leases.renew(&lease, |open| {
-        asked = open.request_id.clone().map(|id| (id, open.lasts));
-        worker.renew(&mut open.held)
-    });
-    if let Some((id, lasts)) = asked.filter(|_| held) {
-        // Not above: a question with an id adds its lease while its id is locked.
-        shared.ids.prolong(&id, &Name::Lease(&lease), lasts);
-    }
+    let renew = || shared.leases.renew(&lease, |open| worker.renew(&mut open.held));
+    let (held, over) = match shared.leases.asked_by(&lease) {
+        // An id is locked before the leases, as by a question that adds its lease.
+        Some((id, lasts)) => shared.ids.prolong(&id, &Name::Lease(&lease), lasts, renew),
+        None => renew(),
+    };
     if let Some(open) = over {
         // Of several limits, some may still hold.
         shared.release(worker, &lease, open);

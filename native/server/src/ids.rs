@@ -16,7 +16,7 @@ const PARTS: usize = 16;
 /// Bytes of the ids and replies of each part.
 const MOST_BYTES: usize = 4 << 20;
 /// Bytes of an entry beside its texts, about.
-const OF_ENTRY: usize = 256;
+const OF_ENTRY: usize = 640;
 
 /// A reply to a question.
 pub struct Reply {
@@ -132,11 +132,21 @@ impl Ids {
         Ok(reply)
     }
 
-    /// The reply with this id and name may be sent again for so long from now on, as far as `LASTS` allows.
-    pub fn prolong(&self, id: &str, name: &Name<'_>, lasts: Duration) {
-        if let Some(known) = self.part(id).replies.get_mut(id).filter(|known| known.taken.has(name)) {
+    /// If `renew` renews what it has taken, the reply with this id and name may be sent again for so long from then on,
+    /// as far as `LASTS` allows. Returns what `renew` does. Repetitions wait for it: none gives back what is renewed.
+    pub fn prolong<T>(
+        &self,
+        id: &str,
+        name: &Name<'_>,
+        lasts: Duration,
+        renew: impl FnOnce() -> (bool, T),
+    ) -> (bool, T) {
+        let mut part = self.part(id);
+        let (is_renewed, more) = renew();
+        if is_renewed && let Some(known) = part.replies.get_mut(id).filter(|known| known.taken.has(name)) {
             known.until = (Instant::now() + lasts).min(known.end);
         }
+        (is_renewed, more)
     }
 
     /// The next question with the id of the reply with this name is another one.
@@ -227,10 +237,16 @@ mod tests {
         let ids = Ids::default();
         assert_eq!(lasting(&ids, "a", "q", "first", Duration::ZERO).unwrap(), "first");
         assert_eq!(lasting(&ids, "a", "q", "second", Duration::ZERO).unwrap(), "second");
-        ids.prolong("a", &Name::Lease("another"), LASTS);
+        let prolong = |lease, is_renewed| {
+            let renew = || (is_renewed, ids.parts.iter().filter(|part| part.try_lock().is_err()).count());
+            assert_eq!(ids.prolong("a", &Name::Lease(lease), LASTS, renew), (is_renewed, 1), "repetitions wait");
+        };
+        prolong("another", true);
         assert_eq!(lasting(&ids, "a", "q", "third", Duration::ZERO).unwrap(), "third");
-        ids.prolong("a", &Name::Lease("lease"), LASTS);
-        assert_eq!(lasting(&ids, "a", "q", "fourth", Duration::ZERO).unwrap(), "third");
+        prolong("lease", false);
+        assert_eq!(lasting(&ids, "a", "q", "fourth", Duration::ZERO).unwrap(), "fourth");
+        prolong("lease", true);
+        assert_eq!(lasting(&ids, "a", "q", "fifth", Duration::ZERO).unwrap(), "fourth");
     }
 
     #[test]

@@ -53,6 +53,13 @@ impl Leases {
         self.locked().remove(id).map(|(open, _)| open)
     }
 
+    /// The id of the question by which an open lease was taken, and for how long that may be sent again.
+    pub fn asked_by(&self, id: &str) -> Option<(String, Duration)> {
+        let all = self.locked();
+        let (open, _) = all.get(id)?;
+        open.request_id.clone().map(|request_id| (request_id, open.lasts))
+    }
+
     /// Restart a lease by `renew`, and end it if that fails: whether it is held, and what it still has if not.
     ///
     /// A release of the same lease waits for it: else it would find none, and the permits would stay.

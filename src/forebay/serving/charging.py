@@ -131,11 +131,11 @@ class Charging:
         if is_lost or each_held is None:
             self._remembered.leases.restart(lease, held, is_sure=False)
             return None
-        if not self._remembered.leases.restart(lease, held, is_sure=True):
-            # It was forgotten or released meanwhile, and Redis may have begun it anew: nobody could give it back.
+        is_known = self._remembered.leases.restart(lease, held, is_sure=True)
+        if not is_known or not self._remembered.answers.prolong(lease, begun_s + held.lasts_s):
+            # It was forgotten or released meanwhile, or is given back, and Redis may have begun it anew.
             self._each_held(held, lambda one: one.releasing())
             return False
-        self._remembered.answers.prolong(lease, begun_s + held.lasts_s)
         return True
 
     def release(self, lease: str) -> bool | None:

@@ -33,6 +33,8 @@ class _Known:
     """The answer may be given again until this time of the monotonic clock. `prolong` moves it, at most to the end."""
     end_s: float
     size: int
+    is_undone: bool = False
+    """What it has taken is given back, or will be: nobody may renew it."""
 
     @property
     def names(self) -> list[str]:
@@ -69,7 +71,9 @@ class FirstAnswers:
         begun_s = time.monotonic()
         with self._lock:
             known = self._find(request_id, begun_s)
-        is_over = known is None or known.until_s <= begun_s
+            is_over = known is None or known.until_s <= begun_s
+            if known is not None and known.digests[0] == digests[0]:
+                known.is_undone |= is_over or known.digests != digests
         if known is not None and known.digests == digests and not is_over:
             return known.answer.given_again()
         if known is not None and known.digests[0] != digests[0]:
@@ -85,12 +89,15 @@ class FirstAnswers:
             self._add(request_id, digests, answer, begun_s, lasts_s)
         return answer
 
-    def prolong(self, name: str, until_s: float) -> None:
-        """The answer with this charge or lease may be given again until then, up to its end."""
+    def prolong(self, name: str, until_s: float) -> bool:
+        """The answer with this charge or lease may be given again until then, up to its end. False if what it has taken
+        is given back: a repetition has found it over.
+        """
         with self._lock:
             known = self._by_id.get(self._ids.get(name, ""))
             if known is not None:
                 known.until_s = min(until_s, known.end_s)
+            return known is None or not known.is_undone
 
     def forget(self, name: str) -> None:
         """The next question with the id of the answer with this charge or lease is another one."""
