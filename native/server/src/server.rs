@@ -111,7 +111,8 @@ impl Bound {
                     )
                 }
                 ErrorKind::AddrInUse => format!(
-                    "can't listen to {text}: another process does. Write another port, or start both with --reuse-port"
+                    "can't listen to {text}: another process or another --listen has taken it. Write another port, or \
+                     start both servers with --reuse-port"
                 ),
                 _ => format!("can't listen to {text}: {error}"),
             };
@@ -252,8 +253,10 @@ pub fn run(
     let waited = in_event_loop(async {
         // Before a client can know that the server runs, so that a signal doesn't end it at once.
         let signals = Signals::new().map_err(|error| error.to_string())?;
-        let hangups = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
-        spawn_local(reload(options.tls.clone(), hangups));
+        if let Some(tls) = &options.tls {
+            let hangups = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
+            spawn_local(reload(Arc::clone(tls), hangups));
+        }
         for number in 0..options.threads {
             let listeners = bound.listeners.iter().map(Listener::try_clone).collect::<io::Result<Vec<_>>>();
             let listeners = listeners.map_err(|error| error.to_string())?;
@@ -313,13 +316,11 @@ impl Signals {
     }
 }
 
-/// Read the certificate again at each SIGHUP. Without one, the signal ends no server either.
-async fn reload(tls: Option<Arc<Tls>>, mut hangups: Signal) {
+/// Read the certificate again at each SIGHUP.
+async fn reload(tls: Arc<Tls>, mut hangups: Signal) {
     while hangups.recv().await.is_some() {
-        match tls.as_ref().map(|tls| tls.reload()) {
-            None => report("SIGHUP reads a certificate again, and this server has none: it goes on as before"),
-            Some(Err(reason)) => report(&format!("the earlier certificate is used further: {reason}")),
-            Some(Ok(())) => {}
+        if let Err(reason) = tls.reload() {
+            report(&format!("the earlier certificate is used further: {reason}"));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -112,6 +113,9 @@ def command(
 
     Runs until SIGTERM or SIGINT. Exits with 0 then, with 1 if the file has problems, with 2 if it can't serve.
     """
+    if tls_certificate is not None or not os.isatty(0):
+        # Only the end of a terminal ends the server. With TLS, it acts on the signal once it runs.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     console, errors = consoles()
     threads = threads or len(os.sched_getaffinity(0))
     _need_files(connections + threads * _FILES_OF_THREAD + _OTHER_FILES)
@@ -121,7 +125,7 @@ def command(
     if tier_header is not None and not TOKEN.fullmatch(tier_header):
         raise click.UsageError(f"a header field has a name such as X-Tier, not {short_repr(tier_header)}")
     # Live rules may be in the store already.
-    if not live and not file.is_file():
+    if file.is_dir() or not (live or file.exists()):
         raise click.UsageError(f"there is no rule file {printable(str(file))}: write the path of one")
     try:
         # A distribution of its own, in Rust.
@@ -133,7 +137,9 @@ def command(
     warnings.simplefilter("ignore", LimitsDisabledWarning)
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
-        errors.print(f"forebay: {printable(str(message))}")
+        # A standard error that takes nothing is no reason not to start.
+        with contextlib.suppress(OSError):
+            errors.print(f"forebay: {printable(str(message))}")
 
     warnings.showwarning = show
     try:
@@ -161,9 +167,8 @@ def command(
     except (ForebayError, ImportError, OSError, ValueError) as error:
         print_error(error)
         sys.exit(2)
-    # The server acts on them, not Python.
+    # The server ends by it, not by an exception of Python.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def ready() -> None:
         for address in server.addresses:
