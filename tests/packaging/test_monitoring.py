@@ -16,6 +16,7 @@ from forebay.metrics.readings import METRICS
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
+SERVER_METRICS = (ROOT / "native" / "server" / "src" / "metrics.rs").read_text()
 SAMPLES = {metric.sample: metric for metric in METRICS}
 NAME = re.compile(r"\bforebay_\w+")
 SELECTOR = re.compile(r"\b(forebay_\w+)\{([^}]*)\}")
@@ -56,7 +57,8 @@ def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
 
 
 def test_the_page_lists_every_metric_and_alert() -> None:
-    assert set(re.findall(r"^\| `(forebay_\w+)`", PAGE, re.MULTILINE)) == set(SAMPLES)
+    of_server = re.findall(r"# TYPE (forebay_server_\w+)", SERVER_METRICS)
+    assert set(re.findall(r"^\| `(forebay_\w+)`", PAGE, re.MULTILINE)) == {*SAMPLES, *of_server}
     assert re.findall(r"^### (Forebay\w+)$", PAGE, re.MULTILINE) == [rule["alert"] for rule in rules()]
     for rule in rules():
         assert rule["annotations"]["runbook_url"].endswith(f"/metrics/#{rule['alert'].lower()}")
