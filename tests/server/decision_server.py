@@ -54,7 +54,12 @@ class DecisionServer:
         for address in listen:
             command += ["--listen", address]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=preexec
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=preexec,
         )
         assert self.process.stdout is not None
         lines = [self.process.stdout.readline() for _ in listen]

@@ -209,13 +209,17 @@ def test_the_end_of_its_terminal_ends_a_server(store_name: str, tmp_path: Path) 
     file.write_text(f'store = "shm:///{store_name}?keys=100"\n{HEAD}{RULES}')
     ours, its = pty.openpty()
     command = [sys.executable, "-m", "forebay", "serve", str(file), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdin=its, stdout=subprocess.PIPE, start_new_session=True) as server:
+    with contextlib.ExitStack() as stack:
+        for end in (ours, its):
+            stack.callback(os.close, end)
+        server = stack.enter_context(
+            subprocess.Popen(command, stdin=its, stdout=subprocess.PIPE, start_new_session=True)
+        )
+        stack.callback(server.kill)
         assert server.stdout is not None
         assert server.stdout.readline().startswith(b"listening on")
         server.send_signal(signal.SIGHUP)
         assert server.wait(60) == -signal.SIGHUP
-    os.close(ours)
-    os.close(its)
 
 
 def test_a_server_starts_although_nobody_takes_its_warnings(store_name: str, tmp_path: Path) -> None:
@@ -225,8 +229,10 @@ def test_a_server_starts_although_nobody_takes_its_warnings(store_name: str, tmp
     with (
         Store(store_name, keys=100),
         Path("/dev/full").open("w") as full,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=full) as server,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=full) as server,
+        contextlib.ExitStack() as stack,
     ):
+        stack.callback(server.kill)
         assert server.stdout is not None
         assert server.stdout.readline().startswith(b"listening on")
         server.terminate()

@@ -754,6 +754,30 @@ def test_a_renewal_of_a_lease_that_is_forgotten_meanwhile_holds_nothing(redis: R
         assert holding(redis) == 0
 
 
+def test_a_lease_that_is_given_back_meanwhile_is_not_renewed(redis: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(f"version = 1\n{PROXIES}{HELD}")
+    with RedisStore(redis.url, timeout=60) as store:
+        plan: Any = plan_of(file, store, holds_permits=True)
+        [jobs] = [number for number, limiter in enumerate(plan.charging._limiters) if limiter.name == "jobs"]
+        uses = [(jobs, JOB["client"], 1)]
+        lease = plan.charging.ask_once("a", "q", "hold", [uses, None, False]).lease
+        held = plan.charging._remembered.leases.get(lease)
+        [of_jobs] = held.leases
+        renewed = []
+
+        def releasing() -> Generator[Any, Any, bool]:
+            if not renewed:
+                renewed.append(None)
+                renewed.append(plan.charging.renew(lease))
+            return (yield from of_jobs.releasing())
+
+        held.leases = [SimpleNamespace(renewing=of_jobs.renewing, releasing=releasing)]
+        plan.charging.release(lease)
+        assert renewed == [None, False]
+        assert holding(redis) == 0
+
+
 # What a server remembers
 
 

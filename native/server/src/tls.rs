@@ -125,7 +125,7 @@ fn configuration(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, St
             Error::InconsistentKeys(_) => {
                 format!("{} has no certificate of the key in {}", certificate.display(), key.display())
             }
-            other => format!("{} has a certificate that can't be used: {other}", certificate.display()),
+            other => format!("{} or {} can't be used: {other}", certificate.display(), key.display()),
         })?;
     built.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(built))

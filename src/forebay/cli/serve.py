@@ -125,8 +125,8 @@ def command(
     if tier_header is not None and not TOKEN.fullmatch(tier_header):
         raise click.UsageError(f"a header field has a name such as X-Tier, not {short_repr(tier_header)}")
     # Live rules may be in the store already.
-    if file.is_dir() or not (live or file.exists()):
-        raise click.UsageError(f"there is no rule file {printable(str(file))}: write the path of one")
+    if not live and not file.is_file():
+        raise click.UsageError(f"there is no rule file {printable(str(file))}: write the path of one, and no pipe")
     try:
         # A distribution of its own, in Rust.
         forebay_server: Any = importlib.import_module("forebay_server")

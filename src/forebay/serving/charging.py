@@ -131,22 +131,24 @@ class Charging:
         if is_lost or each_held is None:
             self._remembered.leases.restart(lease, held, is_sure=False)
             return None
-        is_known = self._remembered.leases.restart(lease, held, is_sure=True)
-        if not is_known or not self._remembered.answers.prolong(lease, begun_s + held.lasts_s):
-            # It was forgotten or released meanwhile, or is given back, and Redis may have begun it anew.
-            self._each_held(held, lambda one: one.releasing())
-            return False
-        return True
+        # In the order against that of a release, which marks the lease before it forgets the answer.
+        if self._remembered.answers.prolong(lease, begun_s + held.lasts_s):
+            if self._remembered.leases.restart(lease, held, is_sure=True):
+                return True
+            self._remembered.answers.forget(lease)
+        # It was forgotten or released meanwhile, or is given back, and Redis may have begun it anew.
+        return None if self._each_held(held, lambda one: one.releasing()) is None else False
 
     def release(self, lease: str) -> bool | None:
         """Give the permits of a lease back: whether any were held. None: nobody knows, and it may be asked again."""
-        held = self._remembered.leases.get(lease)
+        held = self._remembered.leases.begin_end(lease)
         if held is None:
             return False
         # A question that is sent again holds others.
         self._remembered.answers.forget(lease)
         each_held = self._each_held(held, lambda one: one.releasing())
         if each_held is None:
+            held.is_ending = False
             return None
         self._remembered.leases.remove(lease)
         return any(each_held)

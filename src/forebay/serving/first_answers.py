@@ -95,9 +95,10 @@ class FirstAnswers:
         """
         with self._lock:
             known = self._by_id.get(self._ids.get(name, ""))
-            if known is not None:
-                known.until_s = min(until_s, known.end_s)
-            return known is None or not known.is_undone
+            if known is None or known.is_undone:
+                return known is None
+            known.until_s = min(until_s, known.end_s)
+            return True
 
     def forget(self, name: str) -> None:
         """The next question with the id of the answer with this charge or lease is another one."""

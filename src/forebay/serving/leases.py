@@ -37,6 +37,8 @@ class HeldPermits:
     size: int
     end_s: float
     """A time of the monotonic clock. By then Redis has ended all of them, unless several renewals had no reply."""
+    is_ending: bool = False
+    """It is being given back: no renewal that was under way before counts."""
 
     def is_over(self, now_s: float) -> bool:
         return self.end_s + _GRACE_S <= now_s
@@ -80,14 +82,22 @@ class HeldLeases:
             held = self._by_id.get(lease)
             return held if held is not None and not held.is_over(time.monotonic()) else None
 
+    def begin_end(self, lease: str) -> HeldPermits | None:
+        """As `get`, of a lease that is given back now."""
+        held = self.get(lease)
+        if held is not None:
+            with self._lock:
+                held.is_ending = True
+        return held
+
     def restart(self, lease: str, held: HeldPermits, is_sure: bool) -> bool:
-        """The lease begins anew, or may do so later if that isn't sure. False if it is over meanwhile.
+        """The lease begins anew, or may do so later if that isn't sure. False if it is over, or given back, meanwhile.
 
         Redis may begin it anew as late as at its end. So it is known for twice its time then, also if another renewal
         is answered meanwhile.
         """
         with self._lock:
-            is_known = self._by_id.get(lease) is held
+            is_known = self._by_id.get(lease) is held and not held.is_ending
             if is_known:
                 held.end_s = max(held.end_s, time.monotonic() + held.longest_s * (1 if is_sure else 2))
             return is_known
