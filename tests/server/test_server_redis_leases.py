@@ -719,28 +719,35 @@ def test_a_question_is_decided_anew_by_other_limits(redis: RedisServer, store_na
         assert pair.server.ask("decide", **question) == again
 
 
-def test_a_lease_of_an_answer_that_is_replaced_is_released(redis: RedisServer, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def charging_held(redis: RedisServer, tmp_path: Path) -> Iterator[Any]:
+    """What charges the limits of `HELD` in Redis."""
     file = tmp_path / "limits.toml"
     file.write_text(f"version = 1\n{PROXIES}{HELD}")
     with RedisStore(redis.url, timeout=60) as store:
-        plan: Any = plan_of(file, store, holds_permits=True)
-        names = [limiter.name for limiter in plan.charging._limiters]
-        jobs, started = [(names.index(name), JOB["client"], 1) for name in ("jobs", "started")]
+        yield cast(Any, plan_of(file, store, holds_permits=True)).charging
+
+
+def use_of(charging: Any, name: str) -> tuple[int, str, int]:
+    """One permit of the limit with this name."""
+    [number] = [number for number, limiter in enumerate(charging._limiters) if limiter.name == name]
+    return number, JOB["client"], 1
+
+
+def test_a_lease_of_an_answer_that_is_replaced_is_released(redis: RedisServer, tmp_path: Path) -> None:
+    with charging_held(redis, tmp_path) as charging:
+        jobs, started = (use_of(charging, name) for name in ("jobs", "started"))
         questions = [[jobs, started], [jobs]]
-        first, second = (plan.charging.ask_once("a", "q", "hold", [uses, None, False]) for uses in questions)
+        first, second = (charging.ask_once("a", "q", "hold", [uses, None, False]) for uses in questions)
         assert [first.allowed, second.allowed, second.is_first] == [True, True, True]
         assert holding(redis) == 1
-        assert plan.charging.release(first.lease) is False
+        assert charging.release(first.lease) is False
 
 
 def test_a_renewal_of_a_lease_that_is_forgotten_meanwhile_holds_nothing(redis: RedisServer, tmp_path: Path) -> None:
-    file = tmp_path / "limits.toml"
-    file.write_text(f"version = 1\n{PROXIES}{HELD}")
-    with RedisStore(redis.url, timeout=60) as store:
-        plan: Any = plan_of(file, store, holds_permits=True)
-        [jobs] = [number for number, limiter in enumerate(plan.charging._limiters) if limiter.name == "jobs"]
-        leases = plan.charging._remembered.leases
-        lease = plan.charging.hold([(jobs, JOB["client"], 1)], None, False).lease
+    with charging_held(redis, tmp_path) as charging:
+        leases = charging._remembered.leases
+        lease = charging.hold([use_of(charging, "jobs")], None, False).lease
         held = leases.get(lease)
         [of_jobs] = held.leases
 
@@ -750,30 +757,25 @@ def test_a_renewal_of_a_lease_that_is_forgotten_meanwhile_holds_nothing(redis: R
             return is_held
 
         held.leases = [SimpleNamespace(renewing=renewing, releasing=of_jobs.releasing)]
-        assert plan.charging.renew(lease) is False
+        assert charging.renew(lease) is False
         assert holding(redis) == 0
 
 
 def test_a_lease_that_is_given_back_meanwhile_is_not_renewed(redis: RedisServer, tmp_path: Path) -> None:
-    file = tmp_path / "limits.toml"
-    file.write_text(f"version = 1\n{PROXIES}{HELD}")
-    with RedisStore(redis.url, timeout=60) as store:
-        plan: Any = plan_of(file, store, holds_permits=True)
-        [jobs] = [number for number, limiter in enumerate(plan.charging._limiters) if limiter.name == "jobs"]
-        uses = [(jobs, JOB["client"], 1)]
-        lease = plan.charging.ask_once("a", "q", "hold", [uses, None, False]).lease
-        held = plan.charging._remembered.leases.get(lease)
+    with charging_held(redis, tmp_path) as charging:
+        lease = charging.ask_once("a", "q", "hold", [[use_of(charging, "jobs")], None, False]).lease
+        held = charging._remembered.leases.get(lease)
         [of_jobs] = held.leases
         renewed = []
 
         def releasing() -> Generator[Any, Any, bool]:
             if not renewed:
                 renewed.append(None)
-                renewed.append(plan.charging.renew(lease))
+                renewed.append(charging.renew(lease))
             return (yield from of_jobs.releasing())
 
         held.leases = [SimpleNamespace(renewing=of_jobs.renewing, releasing=releasing)]
-        plan.charging.release(lease)
+        charging.release(lease)
         assert renewed == [None, False]
         assert holding(redis) == 0
 
